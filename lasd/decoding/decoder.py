@@ -7,6 +7,7 @@ with dead rows, and newcomers stand side by side for their prefill.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,12 @@ from torch import Tensor
 from lasd.decoding.acceptance import accept_picked
 from lasd.decoding.attention import StepRows
 from lasd.decoding.cache import CacheFull, KVCache
+from lasd.decoding.custom_generate import decode_for_transformers
 from lasd.decoding.picking import pick
 from lasd.decoding.request import GenerationResult, OnTokens, Request
 from lasd.decoding.rows import verify_rows
 from lasd.decoding.sampling import SamplingParams
+from lasd.decoding.shaping import refuse_whole_batch
 from lasd.decoding.stats import StepClock
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import DraftTree, TreeShape, batch_trees
@@ -142,6 +145,23 @@ class Decoder:
                 self.release(slot)
         return [results[i] for i in range(len(prompts))]
 
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        *,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        token_streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """What transformers calls for `model.generate(..., custom_generate=decoder)`; see `decode_for_transformers`."""
+        mask = model_kwargs.get("attention_mask")
+        return decode_for_transformers(
+            self, model, input_ids, logits_processor, stopping_criteria, generation_config, mask, token_streamer
+        )
+
     # Admission
 
     def _max_tokens(self, prompt: Sequence[int], params: SamplingParams) -> int:
@@ -170,12 +190,14 @@ class Decoder:
         self._cache = self.target.new_cache(self.max_slots, -(-needed // 64) * 64)
 
     def _request(self, prompt: Sequence[int], params: SamplingParams, limit: int, on_tokens: OnTokens | None) -> Request:
+        refuse_whole_batch(params.processors)
         context = DraftContext(self._next_slot, list(prompt), len(prompt), torch.empty(0))
         self._next_slot += 1
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         uniforms = None if params.greedy else params.uniforms(extra=1).to(self.target.device)
         return Request(context, params, eos, limit, self.target.tokenizer, uniforms, on_tokens)
 
+    @torch.inference_mode()
     def _prefill(self, requests: list[Request]) -> None:
         """Caches the prompts behind the live rows; their last positions' logits decide the first tokens."""
         self._clock.restart()
@@ -183,8 +205,7 @@ class Decoder:
         self._live += requests
         try:
             logits_BV, hidden_BD = self._prefill_pass(first, [request.context.tokens for request in requests])
-            depths_B1 = torch.zeros(len(requests), 1, dtype=torch.int64, device=logits_BV.device)
-            picks_B1, finite_B = pick(logits_BV.unsqueeze(1), requests, depths_B1)
+            picks_B1, finite_B = pick(logits_BV.unsqueeze(1), requests, batch_trees(self._roots(requests), self.target.device))
             read = torch.cat([finite_B.unsqueeze(1).long(), picks_B1], 1).tolist()
             self._check_finite(requests, [finite for finite, _ in read])
         except BaseException:
@@ -229,6 +250,7 @@ class Decoder:
 
     # One step
 
+    @torch.inference_mode()
     def _step(self) -> None:
         cache = self._cache
         assert cache is not None
@@ -240,7 +262,7 @@ class Decoder:
         nodes = batch.tokens_BN.shape[1]
         rows = verify_rows(batch, trees, cache.lengths[: len(requests)])
         logits_BWV, hidden_BWD = self.target.forward(rows, cache, "all")
-        picks_BW, finite_B = pick(logits_BWV, requests, _depths(batch.depths_BN, logits_BWV.shape[1]))
+        picks_BW, finite_B = pick(logits_BWV, requests, batch)
         best_B = accept_picked(batch, picks_BW[:, :nodes])
         hidden_BD = hidden_BWD[torch.arange(len(requests), device=hidden_BWD.device), best_B]
         read = torch.cat([finite_B.unsqueeze(1).long(), best_B.unsqueeze(1), picks_BW], 1).tolist()  # the step's one read
@@ -258,13 +280,17 @@ class Decoder:
     def _draft(self, requests: list[Request]) -> list[DraftTree]:
         assert self._cache is not None
         if self.drafter is None:
-            roots_B = torch.tensor([request.context.root for request in requests], device=self.target.device)
-            return [DraftTree(TreeShape.root(), root) for root in roots_B.split(1)]
+            return self._roots(requests)
         budgets = []
         for request in requests:
             room = self._cache.capacity - self._cache.lengths[request.context.row]
             budgets.append(Budget(min(self._draft_rows, room), max(0, request.remaining - 1)))
         return self.drafter.propose([request.context for request in requests], budgets)
+
+    def _roots(self, requests: list[Request]) -> list[DraftTree]:
+        """Trees that draft nothing."""
+        roots_B = torch.tensor([request.context.root for request in requests], device=self.target.device)
+        return [DraftTree(TreeShape.root(), root) for root in roots_B.split(1)]
 
     def _commit(
         self, requests: list[Request], trees: list[DraftTree], best: list[int], picks: list[list[int]], hidden_BD: Tensor
@@ -311,7 +337,3 @@ class Decoder:
         self._ended[request.context.slot] = request.result()
         self._unreported.append(request.context.slot)
 
-
-def _depths(depths_BN: Tensor, width: int) -> Tensor:
-    """Depths of all rows of the pass: scratch rows behind the nodes count as the root (their picks are never emitted)."""
-    return torch.nn.functional.pad(depths_BN, (0, width - depths_BN.shape[1]))

@@ -10,19 +10,23 @@ from torch import Tensor
 
 from lasd.decoding.request import Request
 from lasd.decoding.sampling import draw, probabilities
+from lasd.decoding.shaping import shaped
+from lasd.decoding.tree import TreeBatch
 
 
-def pick(logits_BNV: Tensor, requests: Sequence[Request], depths_BN: Tensor) -> tuple[Tensor, Tensor]:
+def pick(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) -> tuple[Tensor, Tensor]:
     """The target's token after each row, under each request's own parameters.
 
     Args:
-        logits_BNV: the target's logits.
-        depths_BN: int64; a row of depth d decides the answer's token number (tokens so far) + d.
+        logits_BNV: the target's logits; rows behind the batch's nodes are scratch rows. Those get no processors, and count
+            as the root's depth: their picks are never emitted.
+        batch: the trees. A node of depth d decides the answer's token number (tokens so far) + d.
 
     Returns:
         picks int64 [B, N], and bool [B]: whether all of a sequence's rows had a finite best logit.
     """
-    logits_BNV = _without_early_eos(logits_BNV, requests, depths_BN)
+    depths_BN = torch.nn.functional.pad(batch.depths_BN, (0, logits_BNV.shape[1] - batch.depths_BN.shape[1]))
+    logits_BNV = _processed(_without_early_eos(logits_BNV, requests, depths_BN), requests, batch)
     best_BN, picks_BN = logits_BNV.max(-1)
     groups: dict[tuple, list[int]] = {}
     for b, request in enumerate(requests):
@@ -33,6 +37,21 @@ def pick(logits_BNV: Tensor, requests: Sequence[Request], depths_BN: Tensor) -> 
         uniforms_BN = torch.stack([_uniforms(requests[b], depths_BN[b]) for b in members])
         picks_BN[members] = draw(probs_BNV, uniforms_BN)
     return picks_BN, torch.isfinite(best_BN).all(1)
+
+
+def _processed(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) -> Tensor:
+    """Each tree's logits after its request's processors, in float32; untouched where no request has any."""
+    if not any(request.params.processors for request in requests):
+        return logits_BNV
+    logits_BNV = logits_BNV.float()
+    for b, request in enumerate(requests):
+        if request.params.processors:
+            shape = batch.shapes[b]
+            nodes = slice(0, shape.num_nodes)
+            logits_BNV[b, nodes] = shaped(
+                logits_BNV[b, nodes], batch.tokens_BN[b, nodes], shape, request.prefix, request.params.processors
+            )
+    return logits_BNV
 
 
 def _uniforms(request: Request, depths_N: Tensor) -> Tensor:

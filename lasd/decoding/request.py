@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lasd.decoding.sampling import SamplingParams
@@ -96,9 +97,20 @@ class Request:
             return "eos"
         if self.params.stop and self._has_stop_string():
             return "stop"
+        if self.params.stopping and self._meets_a_criterion():
+            return "stop"
         if self.remaining <= 0:
             return "length" if self.num_answer >= self.params.max_new_tokens else "context"
         return None
+
+    @property
+    def prefix(self) -> list[int]:
+        """What processors and criteria see: padding, prompt and answer so far."""
+        return [*self.params.padding, *self.context.tokens]
+
+    def _meets_a_criterion(self) -> bool:
+        ids = torch.tensor([self.prefix])
+        return any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.params.stopping)
 
     def _has_stop_string(self) -> bool:
         """Whether the newest token completes a stop string. A token that is no whole character adds no text, so the tail that is

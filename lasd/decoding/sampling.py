@@ -3,7 +3,8 @@
 Legend: B rows (sequences), N tree nodes, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are cut off the text."""
     min_new_tokens: int = 0
+    processors: tuple[Any, ...] = field(default=(), compare=False)
+    """transformers' LogitsProcessor, applied along each path with the path's own prefix, before temperature, top-k and top-p."""
+    stopping: tuple[Any, ...] = field(default=(), compare=False)
+    """transformers' StoppingCriteria, asked after each committed token."""
+    padding: tuple[int, ...] = ()
+    """Tokens that processors and criteria see before the prompt, as in a left-padded batch; the model never sees them."""
 
     def __post_init__(self) -> None:
         checks = (
