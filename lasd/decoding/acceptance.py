@@ -29,3 +29,30 @@ def accept_picked(trees: TreeBatch, picks_BN: Tensor) -> Tensor:
     matches_BN[:, 0] = True
     reached_BN = ~(trees.ancestors_BNN & ~matches_BN.unsqueeze(1)).any(-1)
     return torch.where(reached_BN, trees.depths_BN, -1).argmax(1)
+
+
+def accept_typical(trees: TreeBatch, b: int, probs_NV: Tensor, epsilon: float, delta: float) -> Tensor:
+    """Typical acceptance, LOSSY (Medusa, section 2.3.1): a drafted token is kept if it is not unlikely.
+
+    Token x after a node is accepted if p(x) > min(epsilon, delta * exp(-H(p))), H the entropy of the target's distribution p at
+    that node. The longest accepted path wins, among equals the likeliest. The output does not follow the target's law.
+
+    Args:
+        b: which of the batch's trees.
+        probs_NV: the target's probabilities after each node of it.
+
+    Returns:
+        int64 scalar; the last accepted node.
+    """
+    tokens_N, parents_N = trees.tokens_BN[b], trees.parents_BN[b]
+    entropy_N = -torch.special.xlogy(probs_NV, probs_NV).sum(-1)
+    threshold_N = torch.clamp(delta * torch.exp(-entropy_N), max=epsilon)
+    chance_N = probs_NV[parents_N].gather(1, tokens_N[:, None]).squeeze(1)
+    kept_N = chance_N > threshold_N[parents_N]
+    if trees.node_mask_BN is not None:
+        kept_N = kept_N & trees.node_mask_BN[b]
+    kept_N[0], chance_N[0] = True, 1.0
+    reached_N = ~(trees.ancestors_BNN[b] & ~kept_N).any(-1)
+    likelihood_N = torch.where(trees.ancestors_BNN[b], chance_N.clamp_min(1e-30).log(), 0.0).sum(-1)
+    depth_N = torch.where(reached_N, trees.depths_BN[b], -1)
+    return torch.where(depth_N == depth_N.max(), likelihood_N, -torch.inf).argmax()

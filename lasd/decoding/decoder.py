@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lasd.decoding.acceptance import accept_picked
 from lasd.decoding.attention import StepRows
 from lasd.decoding.cache import CacheFull, KVCache
 from lasd.decoding.custom_generate import decode_for_transformers
-from lasd.decoding.picking import pick
 from lasd.decoding.request import GenerationResult, OnTokens, Request
 from lasd.decoding.rows import verify_rows
 from lasd.decoding.sampling import SamplingParams
@@ -24,6 +22,7 @@ from lasd.decoding.shaping import refuse_whole_batch
 from lasd.decoding.stats import StepClock
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import DraftTree, TreeShape, batch_trees
+from lasd.decoding.verdict import decide
 from lasd.drafters.base import Budget, DraftContext, Drafter, StepOutcome
 from lasd.errors import LasdError
 
@@ -205,8 +204,8 @@ class Decoder:
         self._live += requests
         try:
             logits_BV, hidden_BD = self._prefill_pass(first, [request.context.tokens for request in requests])
-            picks_B1, finite_B = pick(logits_BV.unsqueeze(1), requests, batch_trees(self._roots(requests), self.target.device))
-            read = torch.cat([finite_B.unsqueeze(1).long(), picks_B1], 1).tolist()
+            verdict = decide(logits_BV.unsqueeze(1), requests, batch_trees(self._roots(requests), self.target.device))
+            read = torch.cat([verdict.finite_B.unsqueeze(1).long(), verdict.picks_BN], 1).tolist()
             self._check_finite(requests, [finite for finite, _ in read])
         except BaseException:
             del self._live[first:]
@@ -262,13 +261,13 @@ class Decoder:
         nodes = batch.tokens_BN.shape[1]
         rows = verify_rows(batch, trees, cache.lengths[: len(requests)])
         logits_BWV, hidden_BWD = self.target.forward(rows, cache, "all")
-        picks_BW, finite_B = pick(logits_BWV, requests, batch)
-        best_B = accept_picked(batch, picks_BW[:, :nodes])
-        hidden_BD = hidden_BWD[torch.arange(len(requests), device=hidden_BWD.device), best_B]
-        read = torch.cat([finite_B.unsqueeze(1).long(), best_B.unsqueeze(1), picks_BW], 1).tolist()  # the step's one read
+        verdict = decide(logits_BWV, requests, batch)
+        hidden_BD = hidden_BWD[torch.arange(len(requests), device=hidden_BWD.device), verdict.best_B]
+        head_B2 = torch.stack([verdict.finite_B.long(), verdict.best_B], 1)
+        read = torch.cat([head_B2, batch.tokens_BN, verdict.picks_BN], 1).tolist()  # the step's one read
         self._clock.mark()
         self._check_finite(requests, [row[0] for row in read])
-        self._commit(requests, trees, [row[1] for row in read], [row[2:] for row in read], hidden_BD)
+        self._commit(requests, trees, [row[1:] for row in read], nodes, hidden_BD)
         self._clock.mark()
         draft_s, verify_s, overhead_s = (span / len(requests) for span in self._clock.spans())
         for request in requests:
@@ -293,20 +292,25 @@ class Decoder:
         return [DraftTree(TreeShape.root(), root) for root in roots_B.split(1)]
 
     def _commit(
-        self, requests: list[Request], trees: list[DraftTree], best: list[int], picks: list[list[int]], hidden_BD: Tensor
+        self, requests: list[Request], trees: list[DraftTree], read: list[list[int]], nodes: int, hidden_BD: Tensor
     ) -> None:
-        """Takes the accepted tokens, moves their cache rows behind the prefix, and tells the drafter."""
+        """Takes the accepted tokens, moves their cache rows behind the prefix, and tells the drafter.
+
+        Args:
+            read: for each sequence its last accepted node, its `nodes` tree tokens, and the pick after each row of the pass.
+        """
         assert self._cache is not None
         outcomes = []
         for b, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-            path = tree.shape.ancestry(best[b])
-            kept = request.take([picks[b][node] for node in path])
+            best, tokens, picks = read[b][0], read[b][1 : 1 + nodes], read[b][1 + nodes :]
+            path = tree.shape.ancestry(best)
+            kept = request.take([*(tokens[node] for node in path[1:]), picks[best]])
             request.context.hidden_D = hidden_BD[b]
             request.stats.steps += 1
             request.stats.nodes += tree.shape.num_nodes
             request.stats.scratch_rows += tree.num_rows - tree.shape.num_nodes
             request.stats.accepted_per_step.append(len(kept) - 1)
-            outcomes.append(StepOutcome(request.context, tree, path[: len(kept)], kept, picks[b], request.finish_reason is not None))
+            outcomes.append(StepOutcome(request.context, tree, path[: len(kept)], kept, picks, request.finish_reason is not None))
         self._cache.commit(0, [outcome.path for outcome in outcomes])
         if self.drafter:
             self.drafter.observe(outcomes)

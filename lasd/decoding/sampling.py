@@ -34,6 +34,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings that end the answer; they are cut off the text."""
     min_new_tokens: int = 0
+    typical: tuple[float, float] | None = None
+    """(epsilon, delta) of typical acceptance: LOSSY, the answer no longer follows the model's distribution. None is exact."""
     processors: tuple[Any, ...] = field(default=(), compare=False)
     """transformers' LogitsProcessor, applied along each path with the path's own prefix, before temperature, top-k and top-p."""
     stopping: tuple[Any, ...] = field(default=(), compare=False)
@@ -52,6 +54,11 @@ class SamplingParams:
         for fine, name, value, expected in checks:
             if not fine:
                 raise LasdError(f"{name} is {value}; it must be {expected}")
+        if self.typical is not None and (self.greedy or not all(0 < value <= 1 for value in self.typical)):
+            raise LasdError(
+                f"typical acceptance got {self.typical} at temperature {self.temperature}; it needs (epsilon, delta) above 0 and at most 1, "
+                "and a temperature above 0"
+            )
         if isinstance(self.stop, str) or any(not s for s in self.stop):
             raise LasdError(f"stop is {self.stop!r}; it must be a tuple of non-empty strings")
 

@@ -1,42 +1,67 @@
-"""What the target picks after each row of a pass: the likeliest token, or a draw.
+"""What the target decides about a pass: its pick after each row, and which drafted nodes are accepted.
 
 Legend: B sequences, N rows of each, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lasd.decoding.acceptance import accept_picked, accept_typical
 from lasd.decoding.request import Request
 from lasd.decoding.sampling import draw, probabilities
 from lasd.decoding.shaping import shaped
 from lasd.decoding.tree import TreeBatch
 
 
-def pick(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) -> tuple[Tensor, Tensor]:
-    """The target's token after each row, under each request's own parameters.
+@dataclass
+class Verdict:
+    """What the target decided about one pass."""
+
+    best_B: Tensor
+    """int64; the last accepted node of each tree."""
+    picks_BN: Tensor
+    """int64; the target's token after each row, scratch rows included."""
+    finite_B: Tensor
+    """bool; whether all logits that decided were finite."""
+
+
+def decide(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) -> Verdict:
+    """Which nodes are accepted and what follows them, under each request's own parameters.
 
     Args:
         logits_BNV: the target's logits; rows behind the batch's nodes are scratch rows. Those get no processors, and count
             as the root's depth: their picks are never emitted.
         batch: the trees. A node of depth d decides the answer's token number (tokens so far) + d.
-
-    Returns:
-        picks int64 [B, N], and bool [B]: whether all of a sequence's rows had a finite best logit.
     """
-    depths_BN = torch.nn.functional.pad(batch.depths_BN, (0, logits_BNV.shape[1] - batch.depths_BN.shape[1]))
+    nodes = batch.tokens_BN.shape[1]
+    depths_BN = torch.nn.functional.pad(batch.depths_BN, (0, logits_BNV.shape[1] - nodes))
     logits_BNV = _processed(_without_early_eos(logits_BNV, requests, depths_BN), requests, batch)
-    best_BN, picks_BN = logits_BNV.max(-1)
-    groups: dict[tuple, list[int]] = {}
-    for b, request in enumerate(requests):
-        if not request.params.greedy:
-            groups.setdefault((request.params.temperature, request.params.top_k, request.params.top_p), []).append(b)
-    for members in groups.values():
-        probs_BNV = probabilities(logits_BNV[members] if len(members) < len(requests) else logits_BNV, requests[members[0]].params)
+    highest_BN, picks_BN = logits_BNV.max(-1)
+    for members in _alike(requests):
+        params = requests[members[0]].params
+        probs_BNV = probabilities(logits_BNV[members] if len(members) < len(requests) else logits_BNV, params)
         uniforms_BN = torch.stack([_uniforms(requests[b], depths_BN[b]) for b in members])
         picks_BN[members] = draw(probs_BNV, uniforms_BN)
-    return picks_BN, torch.isfinite(best_BN).all(1)
+    best_B = accept_picked(batch, picks_BN[:, :nodes])
+    for b, request in enumerate(requests):
+        if request.params.typical is not None and not request.params.greedy:
+            probs_NV = probabilities(logits_BNV[b, :nodes], request.params)
+            best_B[b] = accept_typical(batch, b, probs_NV, *request.params.typical)
+    path_BN = batch.ancestors_BNN[torch.arange(len(requests), device=best_B.device), best_B]
+    finite_B = (torch.isfinite(highest_BN[:, :nodes]) | ~path_BN).all(1)
+    return Verdict(best_B, picks_BN, finite_B)
+
+
+def _alike(requests: Sequence[Request]) -> list[list[int]]:
+    """Places of the sampling requests, those with the same distribution settings together."""
+    groups: dict[tuple, list[int]] = {}
+    for b, request in enumerate(requests):
+        if not request.params.greedy and request.params.typical is None:
+            groups.setdefault((request.params.temperature, request.params.top_k, request.params.top_p), []).append(b)
+    return list(groups.values())
 
 
 def _processed(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) -> Tensor:
