@@ -75,6 +75,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 wheel: $(READY)
+	rm -rf build
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
 check-gpu: $(READY)

@@ -96,7 +96,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> DistillConfig:
         def error(self, message: str) -> typing.NoReturn:
             raise LasdError(f"{message}; see --help")
 
-    parser: Any = Parser([DistillConfig], allow_abbrev=False, description="Lets a model answer prompts itself.")
+    kinds: Any = [DistillConfig]
+    parser = Parser(kinds, allow_abbrev=False, description="Lets a model answer prompts itself.")
     try:
         config: DistillConfig = parser.parse_args_and_config(args=words)[0]
     except LasdError:

@@ -19,7 +19,9 @@ def entry(main: Callable[[], None]) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f" while writing {error.filename}" if error.filename else ""
-        line = f"no space left on the disk{where}: free some space and run the same command again; finished work is kept"
+        line = (
+            f"no space left on the disk{where}: free some space and run the same command again; finished work is kept"
+        )
     else:
         return
     print(f"error: {line}", file=sys.stderr)

@@ -7,5 +7,4 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-
 torch.set_num_threads(1)

@@ -14,7 +14,8 @@ Answers = dict[tuple[int, ...], list[int]]
 
 
 class Scripted:
-    """Drafts a fixed tree from known answers: its first path is the answer (or, when wrong, never is), other nodes are decoys."""
+    """Drafts a fixed tree from known answers: its first path is the answer (or, when wrong, never is), other nodes are
+    decoys."""
 
     def __init__(self, answers: Answers, vocab: int, paths: Sequence[Sequence[int]], right: bool, scratch: int = 0):
         self.answers, self.vocab, self.right, self.scratch = answers, vocab, right, scratch

@@ -36,7 +36,14 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0
 
 
 def _gpt2(**changes: Any) -> dict[str, Any]:
-    return {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 192, "initializer_range": 0.35} | changes
+    return {
+        "vocab_size": VOCAB,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 192,
+        "initializer_range": 0.35,
+    } | changes
 
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,18 +53,35 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", SIZES | {"head_dim": 16}),
     "gemma2": (
         "Gemma2",
-        SIZES | {"head_dim": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 16},
+        SIZES
+        | {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+            "query_pre_attn_scalar": 16,
+        },
     ),
     "gemma3": (
         "Gemma3",
-        SIZES | {"head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        SIZES
+        | {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
     "phi3": ("Phi3", SIZES | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 192}),
     "gpt_neox": ("GPTNeoX", SIZES),
     "gpt2": ("GPT2", _gpt2(bos_token_id=1, eos_token_id=2, pad_token_id=0)),
     "opt": ("OPT", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}),
     "mixtral": ("Mixtral", SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
-    "granite": ("Granite", SIZES | {"logits_scaling": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.8, "embedding_multiplier": 2.0}),
+    "granite": (
+        "Granite",
+        SIZES
+        | {"logits_scaling": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.8, "embedding_multiplier": 2.0},
+    ),
     "smollm3": ("SmolLM3", SIZES),
     "olmo2": ("Olmo2", SIZES),
 }

@@ -4,6 +4,7 @@
 <output>/run.json           resolved configuration and data fingerprint: the run that the folder belongs to
 <output>/metrics.jsonl      one JSON object a logged step
 <output>/checkpoints/       mid-run checkpoints: heads, optimizer, scheduler, random states
+<output>/hidden/            hidden states kept for all epochs, if asked for; says itself which records they are of
 <output>/lasd.json, ...     the artifact, written at the end
 ```
 """
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 CONFIG_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 CHECKPOINTS_NAME = "checkpoints"
+HIDDEN_NAME = "hidden"
 _COMPLETE_NAME = "complete.json"
 _PREFIX = "checkpoint-"
 
@@ -103,7 +105,7 @@ def claim_output(output: Path, run: dict[str, Any], free: frozenset[str]) -> Non
                 f"output {output} belongs to another run ({'; '.join(differing)}): choose another output folder, "
                 "delete this one, or give the same settings to resume it"
             )
-    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+    elif output.exists() and (not output.is_dir() or any(entry.name != HIDDEN_NAME for entry in output.iterdir())):
         raise LasdError(
             f"output {output} is not empty and is not a training run; expected a new folder or one with {CONFIG_NAME}: "
             "choose another output folder"

@@ -75,7 +75,7 @@ def train_heads(config: MedusaConfig, command: Sequence[str]) -> None:
         return
     cache = None
     if config.cache_hidden_states:
-        cache = HiddenCache(output / "hidden", train, target, {"data": fingerprint, "model": target.source})
+        cache = HiddenCache(output / checkpoints.HIDDEN_NAME, train, target, {"data": fingerprint, "model": target.source})
         cache.fill(place.process_index, place.world_size)
     trainer = build_trainer(config, target, heads, train, held_out, cache)
     checkpoint = checkpoints.newest_complete(output / checkpoints.CHECKPOINTS_NAME)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HUB_TAGS = ("lasd", "speculative-decoding")
 PROMPT = "Why is the sky blue?"
+PROFILE_FIELDS = ("device", "dtype", "quantization", "tree", "predicted", "measured")
 
 
 def render_card(manifest: Manifest) -> str:
@@ -29,7 +30,7 @@ def render_card(manifest: Manifest) -> str:
     revision = f" at revision `{base.revision}`" if base.revision else ""
     parts = [
         _front_matter(manifest),
-        f"# {title} for {base.id}\n",
+        f"# {title} for {_name(manifest)}\n",
         f"{title} that let lasd decode `{base.id}`{revision} several tokens a step. The model itself checks every "
         "token, so the text stays its own: greedy decoding in fp32 gives the same tokens as without them, and sampling "
         "keeps the model's distribution.\n",
@@ -37,7 +38,9 @@ def render_card(manifest: Manifest) -> str:
         "```bash\n" + "\n".join(_commands(manifest, "DIR")) + "\n```\n",
         "`DIR` is this folder. What was sized for one machine (device, dtype, quantisation) lies in its `profiles/`.\n",
     ]
-    parts += _section("Measured", _measured(manifest), "Nothing has been measured with this artifact yet.")
+    parts += _section(
+        "Measured", tables(manifest.measured, "results"), "Nothing has been measured with this artifact yet."
+    )
     parts += _section("Settings", tables(manifest.settings, "settings"), "None.")
     parts += _section("Base model", tables(base.to_dict(), "base model"), "")
     parts += _section("Provenance", tables(_readable(manifest.provenance), "provenance"), "Not recorded.")
@@ -58,18 +61,25 @@ def describe(artifact: "Artifact") -> RenderableType:
         "made": " ".join(filter(None, (manifest.provenance.get("date"), _command(manifest.provenance)))) or None,
         "sized for": ", ".join(artifact.profiles) or "no machine yet",
     }
-    parts: list[RenderableType] = [Text(f"{title} for {base.id}", style="bold"), _rich(tables(what)[0])]
-    measured = _measured(manifest)
-    parts += [_rich(table) for table in measured] or [Text("nothing measured yet", style="yellow")]
-    parts += [_rich(table) for table in tables(manifest.settings, "settings")]
+    parts: list[RenderableType] = [Text(f"{title} for {_name(manifest)}\n", style="bold"), *_rich(tables(what))]
+    summary = {name: value for name, value in manifest.measured.items() if not isinstance(value, list)}  # no curves
+    measured = tables(summary, "results")
+    parts += _rich(measured) if measured else [Text("nothing measured yet\n", style="yellow")]
+    parts += _rich(tables(manifest.settings, "settings"))
     for key, profile in artifact.profiles.items():
-        parts += [
-            _rich(table)
-            for table in tables({k: v for k, v in profile.items() if k != "step_time_ms"}, f"profile {key}")
-        ]
+        parts += _rich(tables({name: profile[name] for name in PROFILE_FIELDS if name in profile}, f"profile {key}"))
     usage = "\n".join(_commands(manifest, str(artifact.path)))
     parts += [Text("how to use it", style="bold"), Padding(Text(usage, no_wrap=True, overflow="ignore"), (0, 2))]
     return Group(*parts)
+
+
+def _name(manifest: Manifest) -> str:
+    """The base model's name, and its Hub id where that is another one."""
+    from lasd.zoo import hub_id
+
+    name = manifest.base_model.id
+    hub = hub_id(name)
+    return name if hub in (None, name) else f"{name} ({hub})"
 
 
 def _front_matter(manifest: Manifest) -> str:
@@ -95,10 +105,6 @@ def _commands(manifest: Manifest, folder: str) -> list[str]:
     ]
 
 
-def _measured(manifest: Manifest) -> list[Table]:
-    return tables(manifest.measured, "results") if manifest.measured else []
-
-
 def _command(provenance: dict[str, Any]) -> str | None:
     words = provenance.get("command")
     return shlex.join(map(str, words)) if isinstance(words, list) and words else None
@@ -120,12 +126,13 @@ def _markdown(table: Table, skip_title: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rich(table: Table) -> RichTable:
-    drawn = RichTable(
-        title=escape(table.title) or None, title_justify="left", box=None, show_header=table.header != ("", "value")
-    )
-    for index, name in enumerate(table.header):
-        drawn.add_column(escape(name), style="cyan" if index == 0 else None, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(escape(text) for text in row))
-    return drawn
+def _rich(found: list[Table]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for table in found:
+        drawn = RichTable(box=None, show_header=table.header != ("", "value"), padding=(0, 2, 0, 0))
+        for index, name in enumerate(table.header):
+            drawn.add_column(escape(name), style="cyan" if index == 0 else None, overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(escape(text) for text in row))
+        parts += [Text(table.title, style="bold")] * bool(table.title) + [drawn, Text()]
+    return parts

@@ -28,44 +28,48 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {cell(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {cell(item)}" for key, item in value.items()) or DASH
     if isinstance(value, Sequence) and not isinstance(value, str):
         shown = [cell(item) for item in _thinned(value, SHOWN_ITEMS)]
         if len(value) > SHOWN_ITEMS:
             shown.insert(-1, DOTS)
         nested = any(isinstance(item, Sequence) and not isinstance(item, str) for item in value)
         return ("; " if nested else " / ").join(shown) or DASH
-    return str(value)
+    return str(value) or DASH
 
 
 def tables(record: Mapping[str, Any], title: str = "") -> list[Table]:
-    """Turns a nested record into tables: one for its plain values, one for each group of records in it."""
+    """Turns a nested record into tables: its plain values, then what is nested in it; lists of records come last.
+
+    Records that stand side by side and have names in common share one table, a row each.
+    """
     plain = {key: value for key, value in record.items() if not _is_nested(value)}
     found = [Table(title, ("", "value"), tuple((key, cell(value)) for key, value in plain.items()))] if plain else []
+    records = {key: value for key, value in record.items() if isinstance(value, Mapping) and value}
+    if len(records) > 1 and set.intersection(*(set(value) for value in records.values())):
+        found += _grid(records, title)
+    else:
+        for key, value in records.items():
+            found += tables(value, _titled(title, key))
     for key, value in record.items():
-        if not _is_nested(value):
-            continue
-        name = f"{title}: {key}" if title else key
-        if isinstance(value, Mapping) and not all(isinstance(item, Mapping) for item in value.values()):
-            found += tables(value, name)
-            continue
-        rows = (
-            dict(value)
-            if isinstance(value, Mapping)
-            else {cell(row.get("step")): row for row in _thinned(value, SHOWN_ROWS)}
-        )
-        found += _grid(rows, name)
+        if _is_nested(value) and not isinstance(value, Mapping):
+            rows = {cell(row.get("step")): row for row in _thinned(value, SHOWN_ROWS)}
+            found += _grid(rows, _titled(title, key), first="step")
     return found
 
 
-def _grid(rows: Mapping[str, Mapping[str, Any]], title: str) -> list[Table]:
+def _titled(title: str, key: str) -> str:
+    return f"{title}: {key}" if title else key
+
+
+def _grid(rows: Mapping[str, Mapping[str, Any]], title: str, first: str = "") -> list[Table]:
     """One table with a row for each record; what is nested inside a record follows in tables of its own."""
-    columns = list(dict.fromkeys(key for row in rows.values() for key, value in row.items() if not _is_nested(value)))
+    keys = dict.fromkeys(key for row in rows.values() for key, value in row.items() if not _is_nested(value))
+    columns = [key for key in keys if key != first]
     body = tuple((name, *(cell(row.get(column)) for column in columns)) for name, row in rows.items())
-    found = [Table(title, ("", *columns), body)] if columns else []
+    found = [Table(title, (first, *columns), body)] if columns else []
     for name, row in rows.items():
-        nested = {key: value for key, value in row.items() if _is_nested(value)}
-        found += tables(nested, f"{title}: {name}")
+        found += tables({key: value for key, value in row.items() if _is_nested(value)}, _titled(title, name))
     return found
 
 

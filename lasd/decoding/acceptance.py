@@ -12,8 +12,8 @@ from lasd.decoding.tree import TreeBatch
 def accept_picked(trees: TreeBatch, picks_BN: Tensor) -> Tensor:
     """The picked rule: from the root, go to the child that holds the token the target picked, until there is none.
 
-    With picks = argmax this is greedy decoding. With one draw x ~ p at each node it is exact for every draft that was made
-    before the draws: the emitted tokens are the draws themselves, whatever was drafted (SpecInfer's acceptance for
+    With picks = argmax this is greedy decoding. With one draw x ~ p at each node it is exact for every draft that was
+    made before the draws: the emitted tokens are the draws themselves, whatever was drafted (SpecInfer's acceptance for
     candidates without probabilities, Miao et al. 2024, is the same law).
 
     Args:
@@ -34,8 +34,9 @@ def accept_picked(trees: TreeBatch, picks_BN: Tensor) -> Tensor:
 def accept_typical(trees: TreeBatch, b: int, probs_NV: Tensor, epsilon: float, delta: float) -> Tensor:
     """Typical acceptance, LOSSY (Medusa, section 2.3.1): a drafted token is kept if it is not unlikely.
 
-    Token x after a node is accepted if p(x) > min(epsilon, delta * exp(-H(p))), H the entropy of the target's distribution p at
-    that node. The longest accepted path wins, among equals the likeliest. The output does not follow the target's law.
+    Token x after a node is accepted if p(x) > min(epsilon, delta * exp(-H(p))), H the entropy of the target's
+    distribution p at that node. The longest accepted path wins, among equals the likeliest. The output does not follow
+    the target's law.
 
     Args:
         b: which of the batch's trees.

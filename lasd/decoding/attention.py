@@ -1,6 +1,7 @@
 """Attention for a prefix plus a block of rows with a mask of its own, behind transformers' AttentionInterface.
 
-Legend: B sequences, N rows of the pass, S visible cache slots, H query heads, J key-value heads, G = H / J, D head size.
+Legend: B sequences, N rows of the pass, S visible cache slots, H query heads, J key-value heads, G = H / J, D head
+size.
 
 The query heads of one key-value head are folded into rows, so the cache is never copied to all query heads.
 """
@@ -34,7 +35,9 @@ class StepRows:
     """bool."""
 
 
-def step_mask(rows: StepRows, starts: list[int], visible: int, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+def step_mask(
+    rows: StepRows, starts: list[int], visible: int, window: int | None, groups: int, dtype: torch.dtype
+) -> Tensor:
     """The additive mask of one pass: 0 where a row sees a slot, -inf elsewhere.
 
     Args:
@@ -89,7 +92,9 @@ def attention(
         [B, N, H, D], and None for the weights.
     """
     if kwargs.get("s_aux") is not None:
-        raise LasdError(f"{type(module).__name__} uses attention sinks, which lasd does not support yet; use another model")
+        raise LasdError(
+            f"{type(module).__name__} uses attention sinks, which lasd does not support yet; use another model"
+        )
     size, heads, num_rows, head_size = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -97,18 +102,28 @@ def attention(
         if softcap is not None:
             attention_mask = _causal(num_rows, key.shape[2], groups, query)
         else:
-            out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+            out = nn.functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
+            )
             return out.transpose(1, 2), None
+    if attention_mask is not None:  # latent caches have fewer heads than the keys made of them, hence fewer groups here
+        attention_mask = attention_mask[:, :, : groups * num_rows]
     folded = query.reshape(size, kv_heads, groups * num_rows, head_size)
     if softcap is None:
-        mask = attention_mask if attention_mask is None or attention_mask.dtype == query.dtype else attention_mask.to(query.dtype)
+        mask = (
+            attention_mask
+            if attention_mask is None or attention_mask.dtype == query.dtype
+            else attention_mask.to(query.dtype)
+        )
         out = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     else:
         out = _softcapped(folded, key, value, attention_mask, scaling, softcap)
     return out.reshape(size, heads, num_rows, -1).transpose(1, 2), None
 
 
-def _softcapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float) -> Tensor:
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float
+) -> Tensor:
     scores = query @ key.transpose(2, 3) * (scaling if scaling is not None else query.shape[-1] ** -0.5)
     scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:

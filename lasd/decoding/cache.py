@@ -1,7 +1,7 @@
 """The preallocated key-value cache. The only code that moves cache rows.
 
-Legend: L layers, R sequences (rows of the cache), H key-value heads, S slots of a sequence, D head size, B sequences in one
-forward pass, N rows of one forward pass, M moved slots.
+Legend: L layers, R sequences (rows of the cache), H key-value heads, S slots of a sequence, D head size, B sequences
+in one forward pass, N rows of one forward pass, M moved slots.
 
 A worked example, one sequence, prompt of 5 tokens, then a tree of 4 nodes of which nodes 0 and 2 are accepted:
 
@@ -68,7 +68,8 @@ class KVCache(Cache):
         return rows * capacity * sum(entry.bytes_per_token for entry in layout)
 
     def begin(self, first: int, count: int, num_rows: int, visible: int | None = None) -> None:
-        """Says where the next forward pass writes: `num_rows` slots behind the length of sequences first ... first+count-1.
+        """Says where the next forward pass writes: `num_rows` slots behind the length of sequences first ...
+        first+count-1.
 
         Args:
             visible: slots that the pass reads; by default those in use after the write.
@@ -76,7 +77,8 @@ class KVCache(Cache):
         starts = self.lengths[first : first + count]
         if max(starts) + num_rows > self.capacity:
             raise CacheFull(
-                f"{num_rows} rows behind {max(starts)} cached tokens need {max(starts) + num_rows} slots, the cache has {self.capacity}; "
+                f"{num_rows} rows behind {max(starts)} cached tokens need {max(starts) + num_rows} slots, the cache "
+                f"has {self.capacity}; "
                 "use a larger max_context or a smaller draft"
             )
         self._span = slice(first, first + count)
@@ -88,7 +90,9 @@ class KVCache(Cache):
             self._rows_B1 = torch.arange(first, first + count)[:, None]
             self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Writes one layer's new rows and returns all that the pass reads. Called by the model's attention modules.
 
         Args:
@@ -153,7 +157,10 @@ class KVCache(Cache):
 
     def _ragged_index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._on_device:
-            self._on_device[device] = (self._rows_B1.to(device, non_blocking=True), self._slots_BN.to(device, non_blocking=True))
+            self._on_device[device] = (
+                self._rows_B1.to(device, non_blocking=True),
+                self._slots_BN.to(device, non_blocking=True),
+            )
         return self._on_device[device]
 
     # What transformers asks of a cache besides `update`:
@@ -179,7 +186,8 @@ def _allocate(layout: Sequence[LayerLayout], rows: int, capacity: int) -> tuple[
         except (torch.OutOfMemoryError, RuntimeError) as error:
             needed = KVCache.bytes_needed(layout, rows, capacity) / 2**30
             raise CacheFull(
-                f"the cache for {rows} sequences of {capacity} tokens needs {needed:.2f} GiB, more than {device} has free; "
+                f"the cache for {rows} sequences of {capacity} tokens needs {needed:.2f} GiB, more than {device} "
+                "has free; "
                 "lower max_context or the number of slots"
             ) from error
         for place, layer in enumerate(layers):

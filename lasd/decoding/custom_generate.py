@@ -31,14 +31,14 @@ def decode_for_transformers(
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Answers a batch as `generate` would, greedy or sampling.
 
-    Prompts may be left-padded; processors see the padded prompt, as they do in `generate`. Sampling draws its seeds from
-    torch's global generator, so `torch.manual_seed` makes it repeatable.
+    Prompts may be left-padded; processors see the padded prompt, as they do in `generate`. Sampling draws its seeds
+    from torch's global generator, so `torch.manual_seed` makes it repeatable.
 
     A streamer is passed as `token_streamer=`: transformers keeps `streamer=` from functions given as `custom_generate`.
 
     Returns:
-        int64 [B, L + T]: prompts as given, answers padded with the pad token; or, with `return_dict_in_generate`, an output
-        object that holds them as `sequences`.
+        int64 [B, L + T]: prompts as given, answers padded with the pad token; or, with `return_dict_in_generate`, an
+        output object that holds them as `sequences`.
 
     Raises:
         LasdError: another model than the decoder's target, beams, or outputs that only a step-by-step loop has.
@@ -50,7 +50,10 @@ def decode_for_transformers(
     padded = [row.tolist() for row in input_ids]
     starts = [int(length) for length in (mask == 0).sum(1)]
     prompts = [ids[start:] for ids, start in zip(padded, starts, strict=True)]
-    limit = min((c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)), default=generation_config.max_length)
+    limit = min(
+        (c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)),
+        default=generation_config.max_length,
+    )
     eos = {int(i) for c in stopping_criteria if isinstance(c, EosTokenCriteria) for i in c.eos_token_id.flatten()}
     other = tuple(c for c in stopping_criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria))
     seeds = torch.randint(2**62, (len(prompts),)).tolist() if generation_config.do_sample else [0] * len(prompts)
@@ -92,9 +95,21 @@ def _of_row(processors: Iterable[Any], row: int) -> tuple[Any, ...]:
 
 def _refuse(decoder: "Decoder", model: Any, config: Any) -> None:
     if model is not decoder.target.model:
-        raise LasdError(f"the decoder was made for {decoder.target.name}; call generate on that very model, or make a decoder for this one")
+        raise LasdError(
+            f"the decoder was made for {decoder.target.name}; call generate on that very model, or make a decoder "
+            "for this one"
+        )
     if (config.num_beams or 1) > 1:
-        raise LasdError(f"num_beams is {config.num_beams}; lasd decodes greedily or by sampling: set num_beams=1, or use transformers' own generate")
-    wanted = [name for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states") if getattr(config, name, False)]
+        raise LasdError(
+            f"num_beams is {config.num_beams}; lasd decodes greedily or by sampling: set num_beams=1, or use "
+            "transformers' own generate"
+        )
+    wanted = [
+        name
+        for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+        if getattr(config, name, False)
+    ]
     if wanted:
-        raise LasdError(f"{', '.join(wanted)} cannot be returned: verified drafts have no step-by-step outputs; leave them out")
+        raise LasdError(
+            f"{', '.join(wanted)} cannot be returned: verified drafts have no step-by-step outputs; leave them out"
+        )

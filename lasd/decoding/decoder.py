@@ -1,9 +1,10 @@
-"""The decoder: slots that requests are admitted to, steps that draft and verify for all of them, and `generate` as a loop over it.
+"""The decoder: slots that requests are admitted to, steps that draft and verify for all of them, and `generate` as a
+loop over it.
 
 Legend: B live sequences, N tree nodes, V vocabulary, D hidden size.
 
-Live sequences always are cache rows 0 ... B - 1: one that ends is overwritten by the last one, so a step's batch is never padded
-with dead rows, and newcomers stand side by side for their prefill.
+Live sequences always are cache rows 0 ... B - 1: one that ends is overwritten by the last one, so a step's batch is
+never padded with dead rows, and newcomers stand side by side for their prefill.
 """
 
 from collections.abc import Sequence
@@ -37,11 +38,13 @@ class Decoder:
         target: the model that decides every token.
         drafter: what proposes; its state lives as long as the decoder.
         max_slots: most sequences that decode together.
-        max_context: most tokens of one sequence, prompt and answer; by default as many as the requests at hand need. The cache
-            takes `max_slots x (max_context + the drafter's rows)` slots of `bytes_per_token` each.
+        max_context: most tokens of one sequence, prompt and answer; by default as many as the requests at hand need.
+            The cache takes `max_slots x (max_context + the drafter's rows)` slots of `bytes_per_token` each.
     """
 
-    def __init__(self, target: TargetModel, drafter: Drafter | None = None, *, max_slots: int = 1, max_context: int | None = None):
+    def __init__(
+        self, target: TargetModel, drafter: Drafter | None = None, *, max_slots: int = 1, max_context: int | None = None
+    ):
         if max_slots < 1:
             raise LasdError(f"max_slots is {max_slots}; it must be at least 1")
         self.target, self.drafter = target, drafter
@@ -81,12 +84,20 @@ class Decoder:
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise LasdError(f"{len(prompts)} prompts came with {len(each)} sampling parameters; give one for all, or one each")
+            raise LasdError(
+                f"{len(prompts)} prompts came with {len(each)} sampling parameters; give one for all, or one each"
+            )
         if len(prompts) > self.free_slots:
-            raise CacheFull(f"{len(prompts)} prompts came, {self.free_slots} of {self.max_slots} slots are free; release or wait for some")
+            raise CacheFull(
+                f"{len(prompts)} prompts came, {self.free_slots} of {self.max_slots} slots are free; release or "
+                "wait for some"
+            )
         limits = [self._max_tokens(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
         self._make_room(max(limits, default=0))
-        requests = [self._request(prompt, one, limit, on_tokens) for prompt, one, limit in zip(prompts, each, limits, strict=True)]
+        requests = [
+            self._request(prompt, one, limit, on_tokens)
+            for prompt, one, limit in zip(prompts, each, limits, strict=True)
+        ]
         if requests:
             self._prefill(requests)
         return [request.context.slot for request in requests]
@@ -114,7 +125,11 @@ class Decoder:
         raise LasdError(f"slot {slot} is not in use; live slots are {self.live_slots}")
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams], *, on_tokens: OnTokens | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        on_tokens: OnTokens | None = None,
     ) -> list[GenerationResult]:
         """Answers all prompts, as many at a time as there are slots; a slot that ends takes the next prompt.
 
@@ -123,7 +138,9 @@ class Decoder:
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if self.max_context is None and not self._live:
-            self._make_room(max((self._max_tokens(prompt, one) for prompt, one in zip(prompts, each, strict=True)), default=0))
+            self._make_room(
+                max((self._max_tokens(prompt, one) for prompt, one in zip(prompts, each, strict=True)), default=0)
+            )
         results: dict[int, GenerationResult] = {}
         place_of: dict[int, int] = {}
         base, waiting = self._next_slot, 0
@@ -168,7 +185,8 @@ class Decoder:
             raise LasdError("a prompt has no tokens; give at least one (a chat template or a beginning-of-text token)")
         if len(prompt) >= self.target.max_positions:
             raise LasdError(
-                f"a prompt has {len(prompt)} tokens, the model has {self.target.max_positions} positions; shorten the prompt, "
+                f"a prompt has {len(prompt)} tokens, the model has {self.target.max_positions} positions; shorten "
+                "the prompt, "
                 "so that at least one token can follow"
             )
         return min(len(prompt) + params.max_new_tokens, self.target.max_positions)
@@ -176,19 +194,25 @@ class Decoder:
     def _make_room(self, max_tokens: int) -> None:
         """Has a cache whose slots hold `max_tokens` tokens and the rows of one step."""
         if self.max_context is not None and max_tokens > self.max_context:
-            raise CacheFull(f"a request needs {max_tokens} tokens (prompt and answer), max_context is {self.max_context}; raise it or ask for less")
+            raise CacheFull(
+                f"a request needs {max_tokens} tokens (prompt and answer), max_context is {self.max_context}; raise "
+                "it or ask for less"
+            )
         needed = (self.max_context or max_tokens) + self._draft_rows
         if self._cache is not None and self._cache.capacity >= needed:
             return
         if self._live:
             raise CacheFull(
-                f"a request needs slots of {needed} tokens while others decode in slots of {self._cache.capacity if self._cache else 0}; "
+                f"a request needs slots of {needed} tokens while others decode in slots of "
+                f"{self._cache.capacity if self._cache else 0}; "
                 "set max_context when the decoder is made"
             )
         self._cache = None
         self._cache = self.target.new_cache(self.max_slots, -(-needed // 64) * 64)
 
-    def _request(self, prompt: Sequence[int], params: SamplingParams, limit: int, on_tokens: OnTokens | None) -> Request:
+    def _request(
+        self, prompt: Sequence[int], params: SamplingParams, limit: int, on_tokens: OnTokens | None
+    ) -> Request:
         refuse_whole_batch(params.processors)
         context = DraftContext(self._next_slot, list(prompt), len(prompt), torch.empty(0))
         self._next_slot += 1
@@ -227,7 +251,9 @@ class Decoder:
         assert cache is not None
         rows, lengths = slice(first, first + len(prompts)), [len(prompt) for prompt in prompts]
         cache.lengths[rows] = [0] * len(prompts)
-        ids_BN = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(device)
+        ids_BN = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(
+            device
+        )
         last_B = torch.tensor(lengths, device=device) - 1
         chunk = max(1, PREFILL_TOKENS // len(prompts))
         logits, hidden = [], []
@@ -237,14 +263,19 @@ class Decoder:
             positions_BN = torch.arange(start, start + width, device=device).expand(len(prompts), -1)
             ends_here = [start < length <= start + width for length in lengths]
             place_B = (last_B - start).clamp(0, width - 1)
-            out = self.target.forward(StepRows(part_BN, positions_BN), cache, place_B if any(ends_here) else "none", first)
+            out = self.target.forward(
+                StepRows(part_BN, positions_BN), cache, place_B if any(ends_here) else "none", first
+            )
             cache.advance(first, [width] * len(prompts))
+            hidden_BD = out[1][torch.arange(len(prompts), device=device), place_B]
             for b, here in enumerate(ends_here):
                 if here:
                     logits.append((b, out[0][b, 0]))
-                    hidden.append((b, out[1][b, place_B[b]]))
+                    hidden.append((b, hidden_BD[b]))
         cache.lengths[rows] = lengths
-        in_order = [torch.stack([one for _, one in sorted(part, key=lambda item: item[0])]) for part in (logits, hidden)]
+        in_order = [
+            torch.stack([one for _, one in sorted(part, key=lambda item: item[0])]) for part in (logits, hidden)
+        ]
         return in_order[0], in_order[1]
 
     # One step
@@ -297,7 +328,8 @@ class Decoder:
         """Takes the accepted tokens, moves their cache rows behind the prefix, and tells the drafter.
 
         Args:
-            read: for each sequence its last accepted node, its `nodes` tree tokens, and the pick after each row of the pass.
+            read: for each sequence its last accepted node, its `nodes` tree tokens, and the pick after each row of the
+                pass.
         """
         assert self._cache is not None
         outcomes = []
@@ -310,7 +342,9 @@ class Decoder:
             request.stats.nodes += tree.shape.num_nodes
             request.stats.scratch_rows += tree.num_rows - tree.shape.num_nodes
             request.stats.accepted_per_step.append(len(kept) - 1)
-            outcomes.append(StepOutcome(request.context, tree, path[: len(kept)], kept, picks, request.finish_reason is not None))
+            outcomes.append(
+                StepOutcome(request.context, tree, path[: len(kept)], kept, picks, request.finish_reason is not None)
+            )
         self._cache.commit(0, [outcome.path for outcome in outcomes])
         if self.drafter:
             self.drafter.observe(outcomes)
@@ -319,7 +353,8 @@ class Decoder:
         bad = [request.context.slot for request, fine in zip(requests, finite, strict=True) if not fine]
         if bad:
             raise LasdError(
-                f"the model's logits are not finite for slot {bad[0]} (NaN weights, an overflow in {str(self.target.dtype)[6:]}, or every token "
+                f"the model's logits are not finite for slot {bad[0]} (NaN weights, an overflow in "
+                f"{str(self.target.dtype)[6:]}, or every token "
                 "forbidden); check the checkpoint, or use bf16 or fp32"
             )
 
@@ -340,4 +375,3 @@ class Decoder:
             last.context.row = row
         self._ended[request.context.slot] = request.result()
         self._unreported.append(request.context.slot)
-

@@ -5,13 +5,42 @@ from typing import Any
 
 import torch
 
-from lasd.decoding.target import TargetModel
+from lasd.decoding.conformance import TESTED, check_conformance
+from lasd.decoding.target import TargetModel, refuse_config
 from lasd.errors import LasdError
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 QUANTIZATIONS = ("nf4", "int8")
+
+LOAD_ERRORS = (
+    (
+        ("GatedRepo", "gated repo"),
+        "is gated: accept its licence on the Hub, log in with `hf auth login`, and run the same command again",
+    ),
+    (
+        ("RepositoryNotFound", "is not a local folder and is not a valid model identifier"),
+        "is neither a folder here nor a model on the Hub that you can read; check the name or log in with `hf auth login`",
+    ),
+    (
+        ("couldn't connect", "offline", "ConnectionError", "Connection error", "ConnectError", "MaxRetry"),
+        "is not in the local cache and the Hub cannot be reached; connect once, or give a local folder",
+    ),
+    (
+        ("SafetensorError", "incomplete metadata", "HeaderTooLarge", "InvalidHeader"),
+        "has a weights file that is damaged or cut off; download it again",
+    ),
+    (
+        ("OutOfMemoryError",),
+        "does not fit into this device's memory; use --dtype bf16, quantisation, or a smaller model",
+    ),
+    (
+        ("no file named",),
+        "has no safetensors weights, and lasd loads no pickled ones; convert the checkpoint with save_pretrained first",
+    ),
+)
+"""(words in the error, what it means and what to do)."""
 
 
 def load_target(
@@ -39,7 +68,7 @@ def load_target(
     Raises:
         LasdError: one line that says what came, what was expected and what to do.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from lasd import zoo
 
@@ -57,36 +86,36 @@ def load_target(
     if device_map is not None or quantization is not None or place.type != "cpu":
         kwargs["device_map"] = device_map if device_map is not None else {"": place}
     try:
+        config = AutoConfig.from_pretrained(
+            resolved.source, revision=resolved.revision, trust_remote_code=trust_remote_code
+        )
+        refuse_config(config)
         loaded = AutoModelForCausalLM.from_pretrained(resolved.source, dtype=DTYPES.get(dtype, "auto"), **kwargs)
         tokenizer = AutoTokenizer.from_pretrained(
             resolved.source, revision=resolved.revision, trust_remote_code=trust_remote_code
         )
+    except LasdError:
+        raise
     except Exception as error:
         raise LasdError(explain_load_error(model, resolved.source, error)) from error
     if adapter is not None:
         loaded = _with_adapter(loaded, adapter)
-    return TargetModel(
+    target = TargetModel(
         loaded, tokenizer, name=model, source=resolved.source, revision=resolved.revision, quantization=quantization
     )
+    if config.model_type not in TESTED:
+        check_conformance(target)
+    return target
 
 
 def explain_load_error(name: str, source: str, error: Exception) -> str:
     """One line for what went wrong while a model was loaded."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    kind = type(error).__name__
-    if "GatedRepo" in kind or "gated repo" in text:
-        return f"{name} ({source}) is gated: accept its licence on the Hub and log in with `hf auth login`, then run the same command again"
-    if "RepositoryNotFound" in kind or "is not a local folder and is not a valid model identifier" in text:
-        return f"{name} ({source}) is neither a folder here nor a model on the Hub that you can read; check the name or log in with `hf auth login`"
-    if any(word in text for word in ("couldn't connect", "offline", "ConnectionError", "Connection error", "ConnectError", "MaxRetry")):
-        return f"{name} ({source}) is not in the local cache and the Hub cannot be reached; connect once, or give a local folder"
-    if "SafetensorError" in kind or "safetensors" in text and ("header" in text.lower() or "incomplete" in text.lower()):
-        return f"a weights file of {name} ({source}) is damaged or cut off ({text[:120]}); download it again"
-    if kind == "OutOfMemoryError":
-        return f"{name} does not fit into this device's memory; use --dtype bf16, quantisation, or a smaller model"
-    if "no file named" in text and "safetensors" in text:
-        return f"{name} ({source}) has no safetensors weights; lasd loads no pickled weights: convert the checkpoint with save_pretrained first"
-    return f"{name} ({source}) cannot be loaded: {text[:300]}"
+    what = f"{name} ({source})"
+    for words, meaning in LOAD_ERRORS:
+        if any(word in text for word in words):
+            return f"{what} {meaning}"
+    return f"{what} cannot be loaded: {text[:300]}"
 
 
 def _device(device: str) -> torch.device:
@@ -107,7 +136,9 @@ def _quantization_config(quantization: str, compute: torch.dtype) -> Any:
     import importlib.util
 
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise LasdError(f"quantization {quantization!r} needs bitsandbytes; install it with `pip install 'lasd[train]'`")
+        raise LasdError(
+            f"quantization {quantization!r} needs bitsandbytes; install it with `pip install 'lasd[train]'`"
+        )
     from transformers import BitsAndBytesConfig
 
     if quantization == "int8":
@@ -123,6 +154,6 @@ def _with_adapter(model: Any, adapter: str) -> Any:
     except ImportError as error:
         raise LasdError("an adapter needs peft; install it with `pip install 'lasd[train]'`") from error
     try:
-        return PeftModel.from_pretrained(model, adapter).base_model.model
+        return PeftModel.from_pretrained(model, adapter)
     except Exception as error:
         raise LasdError(explain_load_error(adapter, adapter, error)) from error

@@ -21,9 +21,11 @@ class GenerationResult:
     """An answer and what it cost."""
 
     tokens: list[int]
-    """Answer tokens; the end-of-text token is included when one was reached, and so are the tokens that complete a stop string."""
+    """Answer tokens; the end-of-text token is included when one was reached, and so are the tokens that complete a
+    stop string."""
     finish_reason: str
-    """"eos", "stop", "length" (max_new_tokens), "context" (the model's positions), or "released" (taken back before it ended)."""
+    """"eos", "stop", "length" (max_new_tokens), "context" (the model's positions), or "released" (taken back before it
+    ended)."""
     prompt_tokens: int
     stats: DecodeStats
     tokenizer: Any = field(default=None, repr=False)
@@ -113,8 +115,8 @@ class Request:
         return any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.params.stopping)
 
     def _has_stop_string(self) -> bool:
-        """Whether the newest token completes a stop string. A token that is no whole character adds no text, so the tail that is
-        decoded has four tokens for each character of the longest stop string."""
+        """Whether the newest token completes a stop string. A token that is no whole character adds no text, so the
+        tail that is decoded has four tokens for each character of the longest stop string."""
         width = 4 * max(len(stop) for stop in self.params.stop) + 4
         answer = self.context.tokens[max(self.context.num_prompt, len(self.context.tokens) - width) :]
         text = self.tokenizer.decode(answer, skip_special_tokens=True)

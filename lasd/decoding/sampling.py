@@ -17,8 +17,8 @@ class SamplingParams:
     """What one request asks for.
 
     A sampled answer depends on the seed alone, not on the drafter: the token at answer position i is the inverse of the
-    distribution's cumulative sum at the i-th uniform number of the request's stream. Any exact drafter therefore gives the
-    same answer as plain decoding (up to rounding), and the answer's law is exactly the target's.
+    distribution's cumulative sum at the i-th uniform number of the request's stream. Any exact drafter therefore gives
+    the same answer as plain decoding (up to rounding), and the answer's law is exactly the target's.
     """
 
     max_new_tokens: int = 128
@@ -35,13 +35,16 @@ class SamplingParams:
     """Strings that end the answer; they are cut off the text."""
     min_new_tokens: int = 0
     typical: tuple[float, float] | None = None
-    """(epsilon, delta) of typical acceptance: LOSSY, the answer no longer follows the model's distribution. None is exact."""
+    """(epsilon, delta) of typical acceptance: LOSSY, the answer no longer follows the model's distribution. None is
+    exact."""
     processors: tuple[Any, ...] = field(default=(), compare=False)
-    """transformers' LogitsProcessor, applied along each path with the path's own prefix, before temperature, top-k and top-p."""
+    """transformers' LogitsProcessor, applied along each path with the path's own prefix, before temperature, top-k and
+    top-p."""
     stopping: tuple[Any, ...] = field(default=(), compare=False)
     """transformers' StoppingCriteria, asked after each committed token."""
     padding: tuple[int, ...] = ()
-    """Tokens that processors and criteria see before the prompt, as in a left-padded batch; the model never sees them."""
+    """Tokens that processors and criteria see before the prompt, as in a left-padded batch; the model never sees
+    them."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -56,7 +59,8 @@ class SamplingParams:
                 raise LasdError(f"{name} is {value}; it must be {expected}")
         if self.typical is not None and (self.greedy or not all(0 < value <= 1 for value in self.typical)):
             raise LasdError(
-                f"typical acceptance got {self.typical} at temperature {self.temperature}; it needs (epsilon, delta) above 0 and at most 1, "
+                f"typical acceptance got {self.typical} at temperature {self.temperature}; it needs (epsilon, "
+                "delta) above 0 and at most 1, "
                 "and a temperature above 0"
             )
         if isinstance(self.stop, str) or any(not s for s in self.stop):
@@ -76,8 +80,8 @@ class SamplingParams:
 def probabilities(logits_NV: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, then top-k, then top-p, as float32 probabilities of the same shape.
 
-    The order and the tie rules are those of transformers' warpers: top-k keeps every token that ties with the k-th, top-p
-    keeps the smallest set whose mass reaches p.
+    The order and the tie rules are those of transformers' warpers: top-k keeps every token that ties with the k-th,
+    top-p keeps the smallest set whose mass reaches p.
     """
     logits_NV = logits_NV.float() / params.temperature
     if 0 < params.top_k < logits_NV.shape[-1]:

@@ -30,16 +30,19 @@ def refuse_whole_batch(processors: Sequence[Any]) -> None:
         reason = WHOLE_BATCH.get(type(processor).__name__)
         if reason:
             raise LasdError(
-                f"{type(processor).__name__} cannot be applied along the paths of a draft: {reason}; leave it out or decode with "
+                f"{type(processor).__name__} cannot be applied along the paths of a draft: {reason}; leave it out "
+                "or decode with "
                 "transformers' generate"
             )
 
 
-def shaped(logits_NV: Tensor, tokens_N: Tensor, shape: TreeShape, prefix: Sequence[int], processors: Sequence[Any]) -> Tensor:
+def shaped(
+    logits_NV: Tensor, tokens_N: Tensor, shape: TreeShape, prefix: Sequence[int], processors: Sequence[Any]
+) -> Tensor:
     """The logits of one sequence's tree after its processors.
 
-    A node's prefix is the text so far (the root is its last token) and the tokens of the node's own path. Nodes of one depth
-    have prefixes of one length, so each depth is one call.
+    A node's prefix is the text so far (the root is its last token) and the tokens of the node's own path. Nodes of one
+    depth have prefixes of one length, so each depth is one call.
 
     Args:
         logits_NV: of the tree's nodes.

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from lasd.decoding.attention import NAME, StepRows, step_mask
 from lasd.decoding.cache import KVCache, LayerLayout
-from lasd.decoding.view import model_view
+from lasd.decoding.view import model_view, unwrapped
 from lasd.errors import LasdError
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ KNOWN_KINDS = {"full_attention", "sliding_attention"}
 class _LogitsTap(nn.Module):
     """Stands in the view where the output embedding was: keeps its input, computes the rows that are wanted."""
 
-    def __init__(self, head: nn.Module):
+    def __init__(self, head: nn.Module, device: torch.device):
         super().__init__()
-        self.head = head
+        self.head, self.device = head, device
         self.hidden_BND: Tensor | None = None
         self.need: NeedLogits = "all"
 
@@ -39,6 +39,7 @@ class _LogitsTap(nn.Module):
         return self.head.weight  # type: ignore[return-value]
 
     def forward(self, hidden_BND: Tensor) -> Tensor:
+        hidden_BND = hidden_BND.to(self.device)
         self.hidden_BND = hidden_BND
         if isinstance(self.need, Tensor):
             hidden_BND = hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), self.need].unsqueeze(1)
@@ -57,7 +58,8 @@ class TargetModel:
         source: the folder or Hub id that it came from.
 
     Raises:
-        LasdError: the family cannot be decoded exactly (its state cannot be rolled back, or its attention is of an unknown kind).
+        LasdError: the family cannot be decoded exactly (its state cannot be rolled back, or its attention is of an
+            unknown kind).
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TargetModel:
         revision: str | None = None,
         quantization: str | None = None,
     ):
+        model = unwrapped(model)
         self.model, self.tokenizer = model.eval(), tokenizer
         self.source = source or getattr(model.config, "name_or_path", "") or type(model).__name__
         self.name, self.revision, self.quantization = name or self.source, revision, quantization
@@ -81,12 +84,13 @@ class TargetModel:
         self._view = model_view(model)
         self._view.config._attn_implementation = NAME
         self._view.config.get_text_config()._attn_implementation = NAME
-        self._tap = _replace_head(self._view, model, self.lm_head)
+        self.device = _execution_device(self.lm_head)
+        self._tap = _replace_head(self._view, model, self.lm_head, self.device)
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         embedding = model.get_input_embeddings().weight
         assert isinstance(embedding, Tensor)
-        self.device, self.dtype = embedding.device, embedding.dtype
+        self.dtype = embedding.dtype
         self.hidden_size: int = getattr(self.lm_head, "in_features", None) or self.lm_head.weight.shape[-1]
         self.vocab_size: int = getattr(self.lm_head, "out_features", None) or self.lm_head.weight.shape[0]
         self.num_layers: int = self.config.num_hidden_layers
@@ -122,11 +126,14 @@ class TargetModel:
         for layer in cache.layers:
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
             if keys is None or values is None:
-                raise LasdError(f"{type(self.model).__name__} keeps a state that cannot be rolled back; lasd cannot draft for it")
+                raise LasdError(
+                    f"{type(self.model).__name__} keeps a state that cannot be rolled back; lasd cannot draft for it"
+                )
             layout.append(LayerLayout(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
         if len(layout) != self.num_layers:
             raise LasdError(
-                f"{type(self.model).__name__} keeps keys for {len(layout)} of {self.num_layers} layers; lasd needs a cache entry for every layer"
+                f"{type(self.model).__name__} keeps keys for {len(layout)} of {self.num_layers} layers; lasd needs "
+                "a cache entry for every layer"
             )
         return layout
 
@@ -146,8 +153,8 @@ class TargetModel:
             need_logits: "all", "none", or one row a sequence.
 
         Returns:
-            logits [B, N, V] ([B, 1, V] for one row a sequence, [B, 0, V] for none) and hidden states [B, N, D]: the output
-            embedding's input.
+            logits [B, N, V] ([B, 1, V] for one row a sequence, [B, 0, V] for none) and hidden states [B, N, D]: the
+            output embedding's input.
         """
         size, num_rows = rows.tokens_BN.shape
         cache.begin(first, size, num_rows)
@@ -156,7 +163,8 @@ class TargetModel:
 
     @torch.no_grad()
     def hidden_states(self, ids_BN: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Teacher-forced hidden states of right-padded texts: what feeds the output embedding at each token. No gradient.
+        """Teacher-forced hidden states of right-padded texts: what feeds the output embedding at each token. No
+        gradient.
 
         Args:
             ids_BN: int64; what stands behind a text's length does not matter.
@@ -171,7 +179,8 @@ class TargetModel:
         return self._run(rows, "none", self._masks(rows, [0] * len(ids_BN)), use_cache=False)[1]
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., D] -> logits [..., V]: the output embedding, then the family's own tail. Differentiable."""
+        """Hidden states [..., D] -> logits [..., V]: the output embedding, then the family's own tail.
+        Differentiable."""
         return self.logit_tail(self.lm_head(hidden))
 
     def logit_tail(self, logits: Tensor) -> Tensor:
@@ -191,7 +200,8 @@ class TargetModel:
         return any(getattr(self.config, name, None) is not None for name in names)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a chat with the prompt for the next answer; plain text where the tokenizer has no chat template."""
+        """Token ids of a chat with the prompt for the next answer; plain text where the tokenizer has no chat
+        template."""
         if getattr(self.tokenizer, "chat_template", None) is None:
             return self.tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -209,7 +219,7 @@ class TargetModel:
 
     def _masks(self, rows: StepRows, starts: list[int]) -> Any:
         """The additive masks that the family's layers ask for, or None where causal attention is all there is."""
-        size, num_rows = rows.tokens_BN.shape
+        num_rows = rows.tokens_BN.shape[1]
         visible = max(starts) + num_rows
         plain = rows.block_mask_BNN is None and rows.visible_prefix_BN is None
         causal = plain and (visible == num_rows or (num_rows == 1 and len(set(starts)) == 1))
@@ -225,30 +235,55 @@ class TargetModel:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def _replace_head(view: nn.Module, model: PreTrainedModel, head: nn.Module) -> _LogitsTap:
+def _execution_device(head: nn.Module) -> torch.device:
+    """Where the output embedding computes: tokens, masks and heads live there. accelerate may keep its weights elsewhere."""
+    hook = getattr(head, "_hf_hook", None)
+    for part in (hook, *getattr(hook, "hooks", ())):
+        device = getattr(part, "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return head.weight.device  # type: ignore[return-value]
+
+
+def _replace_head(view: nn.Module, model: PreTrainedModel, head: nn.Module, device: torch.device) -> _LogitsTap:
     for path, module in model.named_modules():
         if module is head:
             parent, _, name = path.rpartition(".")
-            tap = _LogitsTap(view.get_submodule(path))
+            tap = _LogitsTap(view.get_submodule(path), device)
             view.get_submodule(parent)._modules[name] = tap
             return tap
-    raise LasdError(f"the output embedding of {type(model).__name__} is not one of its modules; lasd cannot read hidden states")
+    raise LasdError(
+        f"the output embedding of {type(model).__name__} is not one of its modules; lasd cannot read hidden states"
+    )
+
+
+def refuse_config(config: Any) -> None:
+    """Raises a `LasdError` for a family that its config shows to be undecodable: told before any weights are read."""
+    text = config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False):
+        raise LasdError(
+            f"{config.model_type} is an encoder-decoder model; lasd decodes causal (decoder-only) language models only: "
+            "use one of these, or transformers' own generate"
+        )
+    kinds = set(getattr(text, "layer_types", None) or ()) - KNOWN_KINDS
+    if kinds:
+        raise LasdError(
+            f"{text.model_type} has layers of kind {', '.join(sorted(kinds))}; their state cannot be rolled back after "
+            "a rejected draft, so lasd cannot decode it exactly; use a model with full or sliding attention"
+        )
 
 
 def _refuse_unsupported(model: PreTrainedModel, config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ()) - KNOWN_KINDS
-    if kinds:
-        raise LasdError(
-            f"{config.model_type} has layers of kind {', '.join(sorted(kinds))}; their state cannot be rolled back after a rejected draft, "
-            "so lasd cannot decode it exactly; use a model with full or sliding attention"
-        )
+    refuse_config(model.config)
     if getattr(model, "_is_stateful", False):
         raise LasdError(
-            f"{config.model_type} keeps a recurrent state that cannot be rolled back after a rejected draft; use an attention model"
+            f"{config.model_type} keeps a recurrent state that cannot be rolled back after a rejected draft; use an "
+            "attention model"
         )
     if not getattr(model, "_supports_attention_backend", False):
         raise LasdError(
-            f"{type(model).__name__} does not go through transformers' attention interface; lasd cannot give it a tree mask; "
+            f"{type(model).__name__} does not go through transformers' attention interface; lasd cannot give it a "
+            "tree mask; "
             "use a model whose attention does"
         )
 
@@ -262,4 +297,3 @@ def _attention_windows(config: Any) -> dict[str, int | None]:
     found = dict.fromkeys(kinds)
     windows: dict[str, int | None] = {kind: window if kind == "sliding_attention" else None for kind in found}
     return windows
-

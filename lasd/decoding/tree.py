@@ -18,8 +18,8 @@ class TreeShape:
 
     Args:
         parents: parent of each node; `parents[0] == -1`, and a parent comes before its children.
-        ranks: for each node, its place among the candidates of its depth (0 = likeliest; the root has -1). Drafters that
-            choose "the rank-th token of head d" read it; by default a node's rank is its place among its siblings.
+        ranks: for each node, its place among the candidates of its depth (0 = likeliest; the root has -1). Drafters
+            that choose "the rank-th token of head d" read it; by default a node's rank is its place among its siblings.
     """
 
     def __init__(self, parents: Sequence[int], ranks: Sequence[int] | None = None):
@@ -28,7 +28,9 @@ class TreeShape:
             raise LasdError(f"a tree got parents {list(parents[:3])}...; node 0 must be the root with parent -1")
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
-                raise LasdError(f"tree node {node} has parent {parent}; a parent must be an earlier node (0 to {node - 1})")
+                raise LasdError(
+                    f"tree node {node} has parent {parent}; a parent must be an earlier node (0 to {node - 1})"
+                )
         self.parents = parents
         self.ranks = tuple(int(r) for r in ranks) if ranks is not None else _sibling_ranks(parents)
         if len(self.ranks) != len(parents):
@@ -46,7 +48,8 @@ class TreeShape:
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> "TreeShape":
-        """A Medusa path list: path (i1, ..., id) is the rank-i1 token of head 1, then the rank-i2 token of head 2, and so on.
+        """A Medusa path list: path (i1, ..., id) is the rank-i1 token of head 1, then the rank-i2 token of head 2, and
+        so on.
 
         Prefixes that the list leaves out are added. Source: Medusa (Cai et al. 2024), section 2.1.2, tree attention.
         """
@@ -62,19 +65,23 @@ class TreeShape:
 
     @classmethod
     def from_dense(cls, counts: Sequence[int]) -> "TreeShape":
-        """The Cartesian tree: every node of depth d - 1 has the `counts[d - 1]` likeliest tokens of head d as children."""
+        """The Cartesian tree: every node of depth d - 1 has the `counts[d - 1]` likeliest tokens of head d as
+        children."""
         paths: list[tuple[int, ...]] = [()]
         level: list[tuple[int, ...]] = [()]
         for depth, count in enumerate(counts, start=1):
             if count < 1:
-                raise LasdError(f"dense tree {list(counts)} has {count} children at depth {depth}; every depth needs at least 1")
+                raise LasdError(
+                    f"dense tree {list(counts)} has {count} children at depth {depth}; every depth needs at least 1"
+                )
             level = [path + (rank,) for path in level for rank in range(count)]
             paths += level
         return cls.from_paths(paths[1:]) if counts else cls.root()
 
     @classmethod
     def from_counts(cls, children: Sequence[Sequence[int]]) -> "TreeShape":
-        """Per-depth child counts: `children[d][i]` is how many children the i-th node of depth d has (depth 0 is the root).
+        """Per-depth child counts: `children[d][i]` is how many children the i-th node of depth d has (depth 0 is the
+        root).
 
         Nodes of a depth are counted in path order; counts that are left out at the end of a depth are 0.
         """
@@ -125,10 +132,14 @@ class TreeShape:
         """
         if self.max_depth > num_heads:
             raise LasdError(
-                f"the tree is {self.max_depth} deep, but there are {num_heads} heads; cut the tree to depth {num_heads} or train more heads"
+                f"the tree is {self.max_depth} deep, but there are {num_heads} heads; cut the tree to depth "
+                f"{num_heads} or train more heads"
             )
         if max(self.ranks) >= max_rank:
-            raise LasdError(f"the tree asks for rank {max(self.ranks)}, but a head offers ranks 0 to {max_rank - 1}; use a narrower tree")
+            raise LasdError(
+                f"the tree asks for rank {max(self.ranks)}, but a head offers ranks 0 to {max_rank - 1}; use a "
+                "narrower tree"
+            )
 
     def limited(self, max_nodes: int, max_depth: int) -> "TreeShape":
         """This tree without what is deeper than `max_depth`, and then without the last nodes beyond `max_nodes`."""
@@ -164,7 +175,8 @@ class ShapeTensors:
 
 @dataclass
 class ScratchRows:
-    """Rows that ride in the verify pass with their own mask and positions, and are never accepted (a lookahead window)."""
+    """Rows that ride in the verify pass with their own mask and positions, and are never accepted (a lookahead
+    window)."""
 
     tokens_M: Tensor
     """int64."""
@@ -207,7 +219,9 @@ def batch_trees(trees: Sequence[DraftTree], device: torch.device) -> TreeBatch:
     shapes = [tree.shape for tree in trees]
     if all(shape == shapes[0] for shape in shapes[1:]):
         one = shapes[0].on(device)
-        tokens_BN = trees[0].tokens_N.unsqueeze(0) if len(trees) == 1 else torch.stack([tree.tokens_N for tree in trees])
+        tokens_BN = (
+            trees[0].tokens_N.unsqueeze(0) if len(trees) == 1 else torch.stack([tree.tokens_N for tree in trees])
+        )
         size = len(trees)
         return TreeBatch(
             shapes,
@@ -250,7 +264,9 @@ def _sibling_ranks(parents: tuple[int, ...]) -> tuple[int, ...]:
 @lru_cache(maxsize=512)
 def _limited(shape: TreeShape, max_nodes: int, max_depth: int) -> TreeShape:
     kept = [node for node in range(shape.num_nodes) if shape.depths[node] <= max_depth][:max_nodes]
-    index = {node: place for place, node in enumerate(kept)}  # a parent comes first, so it is kept whenever its child is
+    index = {
+        node: place for place, node in enumerate(kept)
+    }  # a parent comes first, so it is kept whenever its child is
     return TreeShape([-1] + [index[shape.parents[n]] for n in kept[1:]], [shape.ranks[n] for n in kept])
 
 

@@ -32,8 +32,8 @@ def decide(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) ->
     """Which nodes are accepted and what follows them, under each request's own parameters.
 
     Args:
-        logits_BNV: the target's logits; rows behind the batch's nodes are scratch rows. Those get no processors, and count
-            as the root's depth: their picks are never emitted.
+        logits_BNV: the target's logits; rows behind the batch's nodes are scratch rows. Those get no processors, and
+            count as the root's depth: their picks are never emitted.
         batch: the trees. A node of depth d decides the answer's token number (tokens so far) + d.
     """
     nodes = batch.tokens_BN.shape[1]
@@ -86,7 +86,9 @@ def _uniforms(request: Request, depths_N: Tensor) -> Tensor:
 
 def _without_early_eos(logits_BNV: Tensor, requests: Sequence[Request], depths_BN: Tensor) -> Tensor:
     """End-of-text tokens get -inf at rows that decide a token before min_new_tokens."""
-    early = [b for b, request in enumerate(requests) if request.eos and request.num_answer < request.params.min_new_tokens]
+    early = [
+        b for b, request in enumerate(requests) if request.eos and request.num_answer < request.params.min_new_tokens
+    ]
     if not early:
         return logits_BNV
     logits_BNV = logits_BNV.clone()

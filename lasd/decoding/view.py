@@ -1,4 +1,5 @@
-"""Views of a model: shallow copies of its modules that share every weight, so that a view can be changed and the model not."""
+"""Views of a model: shallow copies of its modules that share every weight, so that a view can be changed and the model
+not."""
 
 import copy
 from collections.abc import Callable
@@ -6,14 +7,38 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lasd.errors import LasdError
+
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The causal LM inside the wrappers of `torch.compile` and peft; adapters stay in force.
+
+    Raises:
+        LasdError: an adapter that adds tokens of its own instead of changing layers.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "get_base_model"):
+        return model
+    for config in model.peft_config.values():
+        if config.is_prompt_learning or getattr(config, "is_adaption_prompt", False):
+            raise LasdError(
+                f"the adapter is of type {str(config.peft_type).rpartition('.')[2]}, which adds tokens of its own to "
+                "the cache; lasd decodes with adapters that change layers, such as LoRA"
+            )
+    return model.get_base_model()
 
 
 def model_view(model: nn.Module) -> nn.Module:
     """Copies the module tree, not the weights. Configs are copied too (one copy each, shared as in the original).
 
-    A module's parameters and buffers are the original's own tensors; replacing a sub-module or a config field of the view
-    does not touch the model. Forward functions that accelerate wrapped around a module are bound to the copy.
+    A module's parameters and buffers are the original's own tensors; replacing a sub-module or a config field of the
+    view does not touch the model. Forward functions that accelerate wrapped around a module are bound to the copy; what
+    torch.compile made of the model stays with the model, the copy runs eagerly.
+
+    Raises:
+        LasdError: a module with sub-modules has a forward function of its own that cannot be bound to the copy.
     """
     configs: dict[int, Any] = {}
     copies: dict[int, nn.Module] = {}
@@ -35,7 +60,9 @@ def model_view(model: nn.Module) -> nn.Module:
         for name, value in state.items():
             if isinstance(value, PreTrainedConfig):
                 state[name] = copy_config(value)
-        state["_modules"] = {name: child if child is None else copy_module(child) for name, child in module._modules.items()}
+        state["_modules"] = {
+            name: child if child is None else copy_module(child) for name, child in module._modules.items()
+        }
         state["_parameters"] = dict(module._parameters)
         state["_buffers"] = dict(module._buffers)
         twin.__dict__ = state
@@ -47,11 +74,20 @@ def model_view(model: nn.Module) -> nn.Module:
 
 def _rebind(module: nn.Module, twin: nn.Module, state: dict[str, Any]) -> None:
     """Functions that are bound to the original (accelerate's wrapped forwards) become bound to the copy."""
+    state["_compiled_call_impl"] = None
     for name in ("_old_forward", "forward"):
         function: Callable | None = state.get(name)
+        function = getattr(function, "_torchdynamo_orig_callable", function)
         if getattr(function, "__self__", None) is module:
             state[name] = function.__func__.__get__(twin)  # type: ignore[union-attr]
         elif isinstance(function, partial) and module in function.args:
-            bound = partial(function.func, *(twin if arg is module else arg for arg in function.args), **function.keywords)
+            bound = partial(
+                function.func, *(twin if arg is module else arg for arg in function.args), **function.keywords
+            )
             bound.__dict__.update(function.__dict__)
             state[name] = bound
+        elif function is not None and module._modules:
+            raise LasdError(
+                f"the forward of a {type(module).__name__} was replaced by {getattr(function, '__qualname__', function)}, "
+                "which lasd cannot bind to its own copy of the module; hand the model over before it is patched"
+            )

@@ -60,11 +60,13 @@ class StepOutcome:
 class Drafter(Protocol):
     """Proposes what may come next. State belongs to one sequence and is kept by `DraftContext.slot`.
 
-    A draft must be made before the target's draw: it may depend on anything committed, never on the step's random numbers.
+    A draft must be made before the target's draw: it may depend on anything committed, never on the step's random
+    numbers.
     """
 
     max_nodes: int
-    """Most rows (nodes and scratch rows) that one tree may have; the cache keeps this much room behind each sequence."""
+    """Most rows (nodes and scratch rows) that one tree may have; the cache keeps this much room behind each
+    sequence."""
 
     def start(self, context: DraftContext) -> None:
         """A sequence was admitted: its prompt is cached and its first token is committed."""

@@ -28,7 +28,8 @@ class Projector(Protocol):
 
 
 class ResidualBlocks(nn.Module):
-    """One residual block of each of the K heads: x <- x + SiLU(W x + b), with its own W and b a head. Starts as the identity."""
+    """One residual block of each of the K heads: x <- x + SiLU(W x + b), with its own W and b a head. Starts as the
+    identity."""
 
     def __init__(self, num_heads: int, hidden_size: int):
         super().__init__()
@@ -42,10 +43,11 @@ class ResidualBlocks(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """K heads on the backbone's last hidden state; head k = 1..K at position t predicts token t + 1 + k (Medusa, equation 1).
+    """K heads on the backbone's last hidden state; head k = 1..K at position t predicts token t + 1 + k (Medusa,
+    equation 1).
 
-    `shared` heads end in the target's own output embedding, `own` heads in a projection each (the paper's form). Both start
-    as the target's own next-token prediction: blocks are the identity, own projections copy the output embedding.
+    `shared` heads end in the target's own output embedding, `own` heads in a projection each (the paper's form). Both
+    start as the target's own next-token prediction: blocks are the identity, own projections copy the output embedding.
 
     Args:
         hidden_size: D.
@@ -70,7 +72,12 @@ class MedusaHeads(nn.Module):
             raise LasdError(f"projection is {projection!r}; it must be 'shared' or 'own'")
         if projection == "own" and not vocab_size:
             raise LasdError("own projections need vocab_size: the rows of the target's output embedding")
-        self.hidden_size, self.num_heads, self.num_layers, self.projection = hidden_size, num_heads, num_layers, projection
+        self.hidden_size, self.num_heads, self.num_layers, self.projection = (
+            hidden_size,
+            num_heads,
+            num_layers,
+            projection,
+        )
         self.blocks = nn.ModuleList(ResidualBlocks(num_heads, hidden_size) for _ in range(num_layers))
         self.projection_weight: nn.Parameter | None = None
         if projection == "own":
@@ -112,12 +119,20 @@ class MedusaHeads(nn.Module):
             raise LasdError(f"Medusa heads need blocks.0.weight [heads, hidden, hidden]; the file holds {found}")
         num_heads, hidden_size = first.shape[0], first.shape[1]
         with torch.device("meta"):
-            heads = cls(hidden_size, num_heads, num_layers, "shared" if own is None else "own", None if own is None else own.shape[1])
+            heads = cls(
+                hidden_size,
+                num_heads,
+                num_layers,
+                "shared" if own is None else "own",
+                None if own is None else own.shape[1],
+            )
         expected = {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()}
         found_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if expected != found_shapes:
             wrong = sorted(set(expected.items()) ^ set(found_shapes.items()))
-            raise LasdError(f"the heads file does not hold {num_heads} whole heads: {wrong[:4]} differ; train or download it again")
+            raise LasdError(
+                f"the heads file does not hold {num_heads} whole heads: {wrong[:4]} differ; train or download it again"
+            )
         heads.load_state_dict(dict(tensors), assign=True)
         return heads
 
@@ -136,9 +151,12 @@ class MedusaDrafter:
 
     def __init__(self, heads: MedusaHeads, shape: TreeShape, target: "TargetLike"):
         if heads.hidden_size != target.hidden_size:
-            raise LasdError(f"the heads read hidden states of size {heads.hidden_size}, the model has {target.hidden_size}; use heads of this model")
+            raise LasdError(
+                f"the heads read hidden states of size {heads.hidden_size}, the model has {target.hidden_size}; use "
+                "heads of this model"
+            )
         shape.validate(heads.num_heads, target.vocab_size)
-        self.heads = heads.to(device=target.lm_head.weight.device, dtype=target.dtype).eval().requires_grad_(False)
+        self.heads = heads.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
         self.shape, self.target = shape, target
         self.max_nodes = shape.num_nodes
         self._picks: dict[tuple[TreeShape, torch.device], Tensor] = {}
@@ -160,7 +178,10 @@ class MedusaDrafter:
         logits_KBV = self.heads.logits(hidden_BD, self.target, slice(0, deepest))
         candidates_BKT = logits_KBV.topk(width, dim=-1).indices.transpose(0, 1)
         flat_BC = torch.cat([roots_B.unsqueeze(1), candidates_BKT.flatten(1)], 1)
-        return [DraftTree(shape, flat_C[self._columns(shape, width, device)]) for shape, flat_C in zip(shapes, flat_BC, strict=True)]
+        return [
+            DraftTree(shape, flat_C[self._columns(shape, width, device)])
+            for shape, flat_C in zip(shapes, flat_BC, strict=True)
+        ]
 
     def observe(self, outcomes: Sequence[StepOutcome]) -> None:
         """Heads keep no state."""
@@ -169,7 +190,9 @@ class MedusaDrafter:
         """int64 [N]: for each node, its place in (root, head 1's candidates, head 2's candidates, ...)."""
         key = (shape, device)
         if key not in self._picks:
-            places = [0] + [1 + (depth - 1) * width + rank for depth, rank in zip(shape.depths[1:], shape.ranks[1:], strict=True)]
+            places = [0] + [
+                1 + (depth - 1) * width + rank for depth, rank in zip(shape.depths[1:], shape.ranks[1:], strict=True)
+            ]
             self._picks[key] = torch.tensor(places, device=device)
         return self._picks[key]
 
@@ -180,17 +203,23 @@ class TargetLike(Projector, Protocol):
     hidden_size: int
     vocab_size: int
     dtype: torch.dtype
+    device: torch.device
     lm_head: nn.Module
 
 
-def from_artifact(artifact: "Artifact | None", target: "TargetModel", tree: Sequence[Sequence[int]] | None = None) -> MedusaDrafter:
+def from_artifact(
+    artifact: "Artifact | None", target: "TargetModel", tree: Sequence[Sequence[int]] | None = None
+) -> MedusaDrafter:
     """The drafter of a `medusa` artifact.
 
-    The tree is the given path list, else the artifact's profile for this device, else its default tree, else a chain of K.
+    The tree is the given path list, else the artifact's profile for this device, else its default tree, else a chain
+    of K.
     """
     if artifact is None or artifact.manifest.kind != "medusa":
         got = "none was given" if artifact is None else f"{artifact.path} holds {artifact.manifest.kind!r}"
-        raise LasdError(f"method medusa needs an artifact of trained heads, but {got}; pass --artifact DIR or train heads first")
+        raise LasdError(
+            f"method medusa needs an artifact of trained heads, but {got}; pass --artifact DIR or train heads first"
+        )
     heads = MedusaHeads.from_tensors(artifact.tensors())
     profile = artifact.profile_for(target) or {}
     paths = tree or profile.get("tree") or artifact.manifest.settings.get("tree")

@@ -44,6 +44,19 @@ class BenchConfig:
     max_new_tokens: int = 128
     batch_size: int = 1
     seed: int = 0
+    temperature: float = 0.0
+    typical: tuple[float, float] | None = None
+    """(epsilon, delta): each method also runs with typical acceptance, LOSSY."""
+    quality: str | None = None
+    """"math" or "summaries": answers are also scored against each record's reference."""
+    categories: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """Of every answer."""
+        return SamplingParams(
+            self.max_new_tokens, self.temperature, seed=self.seed, typical=self.typical
+        )
 
 
 def run_bench(config: BenchConfig) -> dict[str, Any]:
@@ -51,22 +64,43 @@ def run_bench(config: BenchConfig) -> dict[str, Any]:
     if config.output.suffix != ".json":
         raise LasdError(f"--output is {config.output}, expected a file name that ends in .json")
     check_file(config.prompts)
+    params = config.params
+    scorer = None if config.quality is None else load_scorer(config.quality)
     target, artifact = config.choice.load()
-    prompts = read_prompts(config.prompts, target, config.limit, max_new_tokens=config.max_new_tokens)
-    units = group_prompts(prompts, config.batch_size)
     methods = method_names(config.methods, artifact)
-    runners = build_runners(target, artifact, methods, prompts, config.max_new_tokens, config.batch_size)
-    settings = _settings(config, target, artifact, methods)
+    refuse_typical_without_drafts(config.typical, methods)
+    prompts = read_prompts(
+        config.prompts, target, config.limit, max_new_tokens=config.max_new_tokens, categories=config.categories
+    )
+    if scorer is not None:
+        check_references(prompts, scorer)
+    units = group_prompts(prompts, config.batch_size)
+    runners = build_runners(target, artifact, methods, prompts, params, config.batch_size)
+    settings = _settings(config, target, artifact, [runner.name for runner in runners])
     journal = Journal(config.output.with_suffix(".rows.jsonl"), settings)
-    measure(units, runners, Referee(target), journal)
-    result = _result(config, settings, units, [journal.rows[_key(index, unit)] for index, unit in enumerate(units)])
+    measure(units, runners, Referee(target), journal, reference=PLAIN if config.temperature else REFERENCE)
+    rows = [journal.rows[_key(index, unit)] for index, unit in enumerate(units)]
+    result = _result(config, settings, units, rows)
+    if scorer is not None:
+        _add_quality(result, config, units, rows, target, scorer)
     write_text_atomic(config.output, json.dumps(result, indent=1) + "\n")
     journal.complete()
     return result
 
 
-def measure(units: Sequence[Sequence[Prompt]], runners: Sequence[Runner], referee: Referee, journal: Journal) -> None:
-    """Runs every contestant on every unit that the journal does not hold yet."""
+def measure(
+    units: Sequence[Sequence[Prompt]],
+    runners: Sequence[Runner],
+    referee: Referee,
+    journal: Journal,
+    reference: str = REFERENCE,
+) -> None:
+    """Runs every contestant on every unit that the journal does not hold yet.
+
+    Args:
+        reference: whose answers the others are compared with: `generate`, or when sampling `plain`, which draws the same
+            numbers. `generate` draws its own then and is not compared.
+    """
     todo = [(index, unit) for index, unit in enumerate(units) if _key(index, unit) not in journal.rows]
     if len(todo) < len(units):
         logger.warning("%d of %d units taken over from %s", len(units) - len(todo), len(units), journal.path)
@@ -78,8 +112,9 @@ def measure(units: Sequence[Sequence[Prompt]], runners: Sequence[Runner], refere
     for index, unit in progress(todo, "measuring"):
         order = rotated(runners, index)
         runs = {runner.name: runner.run([prompt.ids for prompt in unit]) for runner in order}
-        for run in runs.values():
-            referee.judge(unit, runs[REFERENCE], run)
+        for name, run in runs.items():
+            if name != REFERENCE or reference == REFERENCE:
+                referee.judge(unit, runs[reference], run)
         row = {
             "prompts": [prompt.id for prompt in unit],
             "category": unit[0].category,
@@ -115,7 +150,10 @@ def _settings(
         "artifact_sha256": None if artifact is None else folder_sha256(artifact.path),
         "max_new_tokens": config.max_new_tokens,
         "batch_size": config.batch_size,
-        "temperature": 0.0,
+        "temperature": config.temperature,
+        "typical": None if config.typical is None else list(config.typical),
+        "seed": config.seed if config.temperature else None,
+        "categories": list(config.categories),
         "environment": environment(target),
     }
 
@@ -125,10 +163,14 @@ def record_in_artifact(config: BenchConfig, result: Mapping[str, Any]) -> None:
     if config.choice.artifact is None:
         raise LasdError("--record without --artifact: expected the artifact that the results belong to")
     environment, settings = result["settings"]["environment"], result["settings"]
-    name = f"bench {config.prompts.stem} {environment['dtype']} batch {settings['batch_size']}"
+    parts = [config.prompts.stem, *config.categories, environment["dtype"], f"batch {settings['batch_size']}"]
+    parts += [f"temperature {config.temperature:g}"] if config.temperature else []
+    name = " ".join(["bench", *parts])
     kept = ("tokens_per_s", "tokens_per_step", "accept_at_pos", *RATIOS, "share_identical")
     rows = {
-        method: {key: values[key] for key in kept} | {f"{ratio}_95": values["interval95"][ratio] for ratio in RATIOS}
+        method: {key: values[key] for key in kept}
+        | {f"{ratio}_95": values["interval95"][ratio] for ratio in RATIOS}
+        | {metric: found["mean"] for metric, found in values.get("quality", {}).items()}
         for method, values in result["methods"].items()
     }
     about = {
@@ -147,12 +189,13 @@ def _result(
     units: Sequence[Sequence[Prompt]],
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
+    lossy = [name for name in settings["methods"] if name in _lossy_names(config, settings)]
     made = provenance(sys.argv, config.seed, f"sha256:{settings['prompts_sha256']}")
     return {
         "schema": SCHEMA,
         "exact_expected": settings["environment"]["dtype"] == "float32",
         "num_prompts": sum(map(len, units)),
-        "methods": summarise_rows(rows, config.seed),
+        "methods": summarise_rows(rows, config.seed, lossy),
         "settings": dict(settings),
         "provenance": made | {"device": settings["environment"]["device"]},
     }

@@ -1,7 +1,7 @@
 """Reads evaluation prompts: the first user turn of each record, as the token ids that every method is given."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from lasd.decoding.target import TargetModel
 from lasd.errors import LasdError
 
 _USER_NAMES = {"human", "user", "prompter"}
+_REFERENCE_KEYS = ("reference", "answer", "summary")
 _ID_KEYS = ("id", "question_id", "conversation_id", "task_id")
 _FORMS = (
     '{"turns": [...]}, {"prompt": "..."}, {"messages": [...]}, {"conversations": [...]} (ShareGPT), or plain text lines'
@@ -23,19 +24,28 @@ class Prompt:
     id: str
     category: str | None
     ids: tuple[int, ...]
+    reference: str | None = None
+    """A good answer to it, where the record has one."""
 
 
 def read_prompts(
-    path: str | Path, target: TargetModel, limit: int | None = None, *, max_new_tokens: int = 0, raw: bool = False
+    path: str | Path,
+    target: TargetModel,
+    limit: int | None = None,
+    *,
+    max_new_tokens: int = 0,
+    raw: bool = False,
+    categories: Sequence[str] = (),
 ) -> list[Prompt]:
     """Reads the first user turns of `path` (json, jsonl or plain text lines) in file order.
 
     Args:
-        path: a file whose records are `{"turns": [...]}`, `{"prompt": ...}`, messages, ShareGPT, or plain lines.
+        path: a file whose records are `{"turns": [...]}`, `{"prompt": ...}`, `{"question": ...}`, messages, ShareGPT, or plain lines.
         target: the model whose tokenizer and chat template render the turns.
         limit: keep the first `limit` prompts only; None keeps all.
         max_new_tokens: tokens that will follow; each prompt must leave room for them in the model's context.
         raw: encode the text itself, without the chat template.
+        categories: keep records of these categories only, before the limit counts; () keeps all.
 
     Raises:
         LasdError: no such file, no prompt in it, a record of unknown form, or a prompt too long for the context.
@@ -44,15 +54,22 @@ def read_prompts(
     if limit is not None and limit < 1:
         raise LasdError(f"--limit is {limit}, expected at least 1: leave it out to take all prompts of {path}")
     prompts: list[Prompt] = []
+    seen: dict[str | None, None] = {}
     for number, record in _records(path):
         if limit is not None and len(prompts) == limit:
             break
+        category = None if record.get("category") is None else str(record["category"])
+        seen.setdefault(category)
+        if categories and category not in categories:
+            continue
         messages = _first_turn(record, where=f"{path} record {number}")
         name = next((str(record[key]) for key in _ID_KEYS if record.get(key) is not None), str(number))
-        category = record.get("category")
         ids = encode(target, messages, raw=raw)
         check_length(target, len(ids), max_new_tokens, what=f"prompt {name} of {path}")
-        prompts.append(Prompt(name, None if category is None else str(category), tuple(ids)))
+        prompts.append(Prompt(name, category, tuple(ids), _reference(record)))
+    if not prompts and categories:
+        there = ", ".join(sorted(filter(None, seen))) or "none"
+        raise LasdError(f"{path} has no record of category {' or '.join(categories)}: its categories are {there}")
     if not prompts:
         raise LasdError(f"no prompt in {path}: expected at least one record of the form {_FORMS}")
     return prompts
@@ -140,6 +157,8 @@ def _first_turn(record: dict[str, Any], where: str) -> list[dict[str, str]]:
         messages = [("user", record["turns"][0])]
     elif isinstance(record.get("prompt"), str):
         messages = [("user", record["prompt"])]
+    elif isinstance(record.get("question"), str):
+        messages = [("user", record["question"])]
     else:
         listed = next((record[key] for key in ("messages", "conversations", "prompt") if key in record), None)
         messages = _dialogue(listed)
@@ -150,6 +169,14 @@ def _first_turn(record: dict[str, Any], where: str) -> list[dict[str, str]]:
     if not messages[-1][1].strip():
         raise LasdError(f"the first user turn of {where} is empty: expected some text, mend or remove the record")
     return [{"role": role, "content": text} for role, text in messages]
+
+
+def _reference(record: dict[str, Any]) -> str | None:
+    """The reference answer to the first turn, if there is one."""
+    found = next((record[key] for key in _REFERENCE_KEYS if record.get(key)), None)
+    if isinstance(found, list):
+        found = found[0]
+    return found if isinstance(found, str) else None
 
 
 def _dialogue(listed: Any) -> list[tuple[str, Any]]:

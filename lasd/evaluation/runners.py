@@ -6,7 +6,9 @@ Legend: B prompts of the unit, T tokens of the longest prompt.
 """
 
 import time
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -31,19 +33,29 @@ class Runner(Protocol):
 
 
 class GenerateRunner:
-    """transformers' `generate` as users call it: greedy, the model's own attention, its default cache, left padding."""
+    """transformers' `generate` as users call it: the model's own attention, its default cache, left padding.
+
+    Args:
+        target: whose model answers.
+        max_new_tokens: most tokens of an answer.
+        temperature: 0 is greedy; else it samples, from a seed that follows from `seed` and the prompts.
+        seed: see `temperature`.
+    """
 
     name = REFERENCE
 
-    def __init__(self, target: TargetModel, max_new_tokens: int) -> None:
+    def __init__(self, target: TargetModel, max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> None:
         self.target = target
         self.max_new_tokens = max_new_tokens
+        self.temperature, self.seed = temperature, seed
         self.pad_token_id = _pad_token_id(target)
 
     def run(self, prompts: Sequence[Sequence[int]], at_most: int | None = None) -> Run:
         """See `Runner`."""
         input_ids_BT, mask_BT = self._left_padded(prompts)
         config = self._config(min(at_most or self.max_new_tokens, self.max_new_tokens))
+        if self.temperature:
+            torch.manual_seed(prompt_seed(self.seed, prompts[0]))
         synchronize(self.target.device)
         start = time.perf_counter()
         output = self.target.model.generate(input_ids_BT, attention_mask=mask_BT, generation_config=config)
@@ -62,10 +74,12 @@ class GenerateRunner:
         return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
 
     def _config(self, max_new_tokens: int) -> GenerationConfig:
-        """Pure greedy decoding; values that the model's own generation config would fill in are set to "off"."""
+        """Greedy decoding or pure sampling; values that the model's own generation config would fill in are set to "off"."""
+        sampling = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if self.temperature else {}
         return GenerationConfig(
             max_new_tokens=max_new_tokens,
-            do_sample=False,
+            do_sample=bool(self.temperature),
+            **sampling,
             num_beams=1,
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
@@ -75,26 +89,36 @@ class GenerateRunner:
 
 
 class DecoderRunner:
-    """One of our methods; the decoder, its cache and its drafter live as long as the runner."""
+    """One of our methods; the decoder, its cache and its drafter live as long as the runner.
+
+    Args:
+        name: the method's.
+        target: what decodes.
+        drafter: None for plain decoding.
+        params: of every answer; when sampling, each prompt has a seed of its own, the same for all methods.
+        max_slots: prompts at a time.
+        max_context: most tokens of prompt and answer.
+    """
 
     def __init__(
         self,
         name: str,
         target: TargetModel,
         drafter: Drafter | None,
-        max_new_tokens: int,
+        params: SamplingParams,
         *,
         max_slots: int = 1,
         max_context: int | None = None,
     ) -> None:
         self.name = name
         self.target = target
-        self.max_new_tokens = max_new_tokens
+        self.params = params
         self.decoder = Decoder(target, drafter, max_slots=max_slots, max_context=max_context)
 
     def run(self, prompts: Sequence[Sequence[int]], at_most: int | None = None) -> Run:
         """See `Runner`."""
-        params = SamplingParams(max_new_tokens=min(at_most or self.max_new_tokens, self.max_new_tokens))
+        count = min(at_most or self.params.max_new_tokens, self.params.max_new_tokens)
+        params = [replace(self.params, max_new_tokens=count, seed=prompt_seed(self.params.seed, ids)) for ids in prompts]
         synchronize(self.target.device)
         start = time.perf_counter()
         results = self.decoder.generate(prompts, params)
@@ -116,6 +140,11 @@ def _run_of(results: Sequence[GenerationResult], seconds: float, eos_token_ids: 
         verify_s=sum(one.verify_s for one in stats),
         overhead_s=sum(one.overhead_s for one in stats),
     )
+
+
+def prompt_seed(seed: int, ids: Sequence[int]) -> int:
+    """A seed for one prompt: the same for every method, another for another prompt."""
+    return zlib.crc32(repr((seed, list(ids))).encode())
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,11 +1,12 @@
 """From what a command was told to what it runs: the model, the artifact, the methods and the units of prompts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lasd.artifacts import Artifact, load_artifact
 from lasd.decoding.loading import load_target
+from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
 from lasd.drafters import load_drafter
 from lasd.errors import LasdError
@@ -45,17 +46,50 @@ def build_runners(
     artifact: Artifact | None,
     methods: Sequence[str],
     prompts: Sequence[Prompt],
-    max_new_tokens: int,
+    params: SamplingParams,
     batch_size: int = 1,
 ) -> list[Runner]:
-    """`generate`, `plain` and a runner for each method; every decoder's cache has room for the longest prompt."""
-    context = max(len(prompt.ids) for prompt in prompts) + max_new_tokens
-    drafters = {PLAIN: None} | {name: load_drafter(artifact, target, name) for name in methods}
-    ours: list[Runner] = [
-        DecoderRunner(name, target, drafter, max_new_tokens, max_slots=batch_size, max_context=context)
-        for name, drafter in drafters.items()
-    ]
-    return [GenerateRunner(target, max_new_tokens), *ours]
+    """`generate`, `plain` and a runner for each method; every decoder's cache has room for the longest prompt.
+
+    With `params.typical` each method comes twice: exact, and with typical acceptance under a name that says LOSSY.
+    """
+    context = max(len(prompt.ids) for prompt in prompts) + params.max_new_tokens
+    exact = replace(params, typical=None)
+    runners: list[Runner] = [GenerateRunner(target, params.max_new_tokens, params.temperature, params.seed)]
+    for each in [exact, params] if params.typical else [exact]:
+        for name in methods if each.typical else [PLAIN, *methods]:
+            drafter = load_drafter(artifact, target, name)
+            runners.append(
+                DecoderRunner(
+                    method_label(name, each), target, drafter, each, max_slots=batch_size, max_context=context
+                )
+            )
+    return runners
+
+
+def method_label(method: str, params: SamplingParams) -> str:
+    """The method as results name it: a lossy one says so wherever it shows."""
+    if params.typical is None:
+        return method
+    epsilon, delta = params.typical
+    return f"{method} (typical {epsilon:g}/{delta:g}, LOSSY)"
+
+
+def parse_typical(text: str | None) -> tuple[float, float] | None:
+    """"0.09,0.3" -> (epsilon, delta) of typical acceptance; None stays None."""
+    if text is None:
+        return None
+    try:
+        epsilon, delta = (float(part) for part in text.split(","))
+    except ValueError:
+        raise LasdError(f"--typical is {text!r}, expected EPSILON,DELTA, such as 0.09,0.3") from None
+    return epsilon, delta
+
+
+def refuse_typical_without_drafts(typical: tuple[float, float] | None, methods: Sequence[str]) -> None:
+    """Raises a `LasdError` where typical acceptance is asked for and nothing drafts."""
+    if typical is not None and not [name for name in methods if name != PLAIN]:
+        raise LasdError("--typical came with plain decoding, which drafts nothing: expected --artifact, or a --method that drafts")
 
 
 def group_prompts(prompts: Sequence[Prompt], batch_size: int) -> list[list[Prompt]]:

@@ -81,3 +81,17 @@ def test_a_long_list_of_records_is_thinned_with_both_ends() -> None:
 
 def test_a_pipe_in_a_value_does_not_break_the_table(manifest: Manifest) -> None:
     assert "a\\|b" in render_card(replace(manifest, settings={"note": "a|b"}))
+
+
+def test_records_side_by_side_share_a_table_beside_plain_values() -> None:
+    found = tables({"chosen": "tree", "plain": {"nodes": 1}, "tree": {"nodes": 8, "extra": 2.5}})
+    assert [(table.header, table.rows) for table in found] == [
+        (("", "value"), (("chosen", "tree"),)),
+        (("", "nodes", "extra"), (("plain", "1", "–"), ("tree", "8", "2.5"))),
+    ]
+
+
+def test_a_curve_comes_last_with_its_steps_as_the_first_column(manifest: Manifest) -> None:
+    found = tables({"curve": [{"step": 5, "loss": 2.0}], "run": {"seconds": 3}}, "results")
+    assert [table.title for table in found] == ["results: run", "results: curve"]
+    assert (found[1].header, found[1].rows) == (("step", "loss"), (("5", "2"),))

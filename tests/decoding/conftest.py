@@ -1,11 +1,11 @@
 """Fixtures of the engine's tests."""
 
 import pytest
-from tests.families import tiny_model
 
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
+from tests.families import tiny_model
 
 
 class Alphabet:

@@ -1,14 +1,15 @@
-"""What every drafter owes every family: plain decoding's own tokens, and a cache that holds the committed text and nothing else."""
+"""What every drafter owes every family: plain decoding's own tokens, and a cache that holds the committed text and
+nothing else."""
 
 import pytest
 import torch
-from tests.drafters_under_test import ALWAYS_RIGHT, ALWAYS_WRONG, DRAFTERS, Answers
-from tests.families import ALL_FAMILIES, tiny_model
 
 from lasd.decoding.attention import StepRows
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
+from tests.drafters_under_test import ALWAYS_RIGHT, ALWAYS_WRONG, DRAFTERS, Answers
+from tests.families import ALL_FAMILIES, tiny_model
 
 NEW_TOKENS = 24
 PROMPTS = [[5, 9, 33, 4, 17, 8, 21], [40], [12, 50, 3, 3, 29, 7, 31, 45, 10, 22, 19, 58, 6, 14, 27, 11]]
@@ -33,7 +34,12 @@ def prepared(targets, family: str) -> tuple[TargetModel, Answers]:
 def reference_answer(model, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
 
@@ -66,7 +72,8 @@ def test_plain_equals_generate(targets, family):
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_sampling_equals_plain_sampling_with_the_same_seed(targets, family, name, slots):
-    """Draws depend on the seed and the place in the answer alone, so an exact drafter changes no sampled token either."""
+    """Draws depend on the seed and the place in the answer alone, so an exact drafter changes no sampled token
+    either."""
     target, _ = prepared(targets, family)
     plain = Decoder(target).generate(PROMPTS, SAMPLED)
     answers = {tuple(prompt): result.tokens for prompt, result in zip(PROMPTS, plain, strict=True)}
@@ -98,7 +105,9 @@ def assert_cache_holds(target: TargetModel, cache, row: int, tokens: list[int]) 
     target.forward(StepRows(ids, torch.arange(len(tokens))[None]), fresh, "none")
     for layer in range(target.num_layers):
         for have, want in ((cache._keys, fresh._keys), (cache._values, fresh._values)):
-            torch.testing.assert_close(have[layer][row, :, : len(tokens)], want[layer][0, :, : len(tokens)], atol=2e-4, rtol=1e-3)
+            torch.testing.assert_close(
+                have[layer][row, :, : len(tokens)], want[layer][0, :, : len(tokens)], atol=2e-4, rtol=1e-3
+            )
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -114,6 +123,8 @@ def test_a_batch_makes_as_many_target_calls_as_its_slowest_row(targets, monkeypa
     target, answers = prepared(targets, "llama")
     calls = []
     forward = TargetModel.forward
-    monkeypatch.setattr(TargetModel, "forward", lambda self, *args, **kwargs: calls.append(1) or forward(self, *args, **kwargs))
+    monkeypatch.setattr(
+        TargetModel, "forward", lambda self, *args, **kwargs: calls.append(1) or forward(self, *args, **kwargs)
+    )
     results = Decoder(target, DRAFTERS["right_tree"](target, answers), max_slots=3).generate(PROMPTS, GREEDY)
     assert len(calls) == 1 + max(result.stats.steps for result in results)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.drafters_under_test import TREE, Scripted
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -19,6 +18,7 @@ from transformers import (
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.sampling import SamplingParams
 from lasd.errors import LasdError
+from tests.drafters_under_test import TREE, Scripted
 
 
 def after_odd_only_even(batch_id, ids):
@@ -64,7 +64,7 @@ def test_a_processor_that_needs_the_whole_batch_is_refused(llama, prompt):
     class HammingDiversityLogitsProcessor(LogitsProcessor):
         pass
 
-    with pytest.raises(LasdError, match="HammingDiversityLogitsProcessor .* it compares beams"):
+    with pytest.raises(LasdError, match=r"HammingDiversityLogitsProcessor .* it compares beams"):
         Decoder(llama).generate([prompt], SamplingParams(processors=(HammingDiversityLogitsProcessor(),)))
 
 
@@ -84,7 +84,15 @@ def batch_of(prompts, pad=0):
 PROMPTS = [[5, 9, 33, 4, 17, 8, 21], [40, 6], [12, 50, 3, 3, 29, 7, 31, 45, 10, 22]]
 
 
-@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2, "min_new_tokens": 10}, {"num_return_sequences": 2, "max_new_tokens": 5}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2, "min_new_tokens": 10},
+        {"num_return_sequences": 2, "max_new_tokens": 5},
+    ],
+)
 def test_custom_generate_equals_generate_on_a_left_padded_batch(llama, settings):
     if settings.get("num_return_sequences"):
         settings = settings | {"do_sample": True, "top_k": 1}  # greedy in effect, several answers allowed
@@ -99,7 +107,14 @@ def test_custom_generate_equals_generate_on_a_left_padded_batch(llama, settings)
 def test_custom_generate_with_a_drafter_equals_generate(llama, prompt, answer):
     ids = torch.tensor([prompt])
     drafter = Scripted({tuple(prompt): answer}, llama.vocab_size, TREE, right=True)
-    got = llama.model.generate(ids, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0, custom_generate=Decoder(llama, drafter))
+    got = llama.model.generate(
+        ids,
+        max_new_tokens=30,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        custom_generate=Decoder(llama, drafter),
+    )
     assert got[0, len(prompt) :].tolist() == answer[:30]
     assert max(len(outcome.tokens) for outcome in drafter.outcomes) > 2
 
@@ -110,7 +125,15 @@ def test_custom_generate_samples_repeatably(llama):
     def sample(seed):
         torch.manual_seed(seed)
         decoder = Decoder(llama, max_slots=3)
-        return llama.model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=True, temperature=0.9, pad_token_id=0, custom_generate=decoder).tolist()
+        return llama.model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=20,
+            do_sample=True,
+            temperature=0.9,
+            pad_token_id=0,
+            custom_generate=decoder,
+        ).tolist()
 
     assert sample(1) == sample(1) != sample(2)
 
@@ -147,9 +170,16 @@ def test_custom_generate_streams_the_committed_tokens(llama, prompt, answer):
     streamer = Collector()
     drafter = Scripted({tuple(prompt): answer}, llama.vocab_size, TREE, right=True)
     llama.model.generate(
-        torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0, token_streamer=streamer, custom_generate=Decoder(llama, drafter)
+        torch.tensor([prompt]),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        token_streamer=streamer,
+        custom_generate=Decoder(llama, drafter),
     )
-    assert streamer.parts == answer[:12] and streamer.ended
+    assert streamer.parts == answer[:12]
+    assert streamer.ended
 
 
 def test_custom_generate_refuses_beams_and_another_model(llama, prompt):
@@ -157,6 +187,10 @@ def test_custom_generate_refuses_beams_and_another_model(llama, prompt):
 
     ids = torch.tensor([prompt])
     with pytest.raises(LasdError, match="num_beams is 2"):
-        llama.model.generate(ids, generation_config=GenerationConfig(num_beams=2, max_new_tokens=4, pad_token_id=0), custom_generate=Decoder(llama))
+        llama.model.generate(
+            ids,
+            generation_config=GenerationConfig(num_beams=2, max_new_tokens=4, pad_token_id=0),
+            custom_generate=Decoder(llama),
+        )
     with pytest.raises(LasdError, match="call generate on that very model"):
         tiny_model("qwen2").generate(ids, max_new_tokens=4, pad_token_id=0, custom_generate=Decoder(llama))

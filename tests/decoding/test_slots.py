@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from tests.drafters_under_test import TREE, Scripted
 
 from lasd.decoding.cache import CacheFull
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.sampling import SamplingParams
 from lasd.errors import LasdError
+from tests.drafters_under_test import TREE, Scripted
 from tests.families import tiny_model
 
 
@@ -17,7 +17,9 @@ def test_random_interleaving_of_admissions_changes_no_answer(llama):
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 60) for _ in range(rng.randrange(1, 20))] for _ in range(14)]
     params = [
-        SamplingParams(max_new_tokens=rng.randrange(1, 25), eos_token_ids=(), temperature=rng.choice([0.0, 0.8]), seed=i)
+        SamplingParams(
+            max_new_tokens=rng.randrange(1, 25), eos_token_ids=(), temperature=rng.choice([0.0, 0.8]), seed=i
+        )
         for i in range(len(prompts))
     ]
     alone = [Decoder(llama).generate([prompt], one)[0].tokens for prompt, one in zip(prompts, params, strict=True)]
@@ -28,7 +30,9 @@ def test_random_interleaving_of_admissions_changes_no_answer(llama):
         count = min(rng.randrange(0, 3), decoder.free_slots, len(waiting))
         if count:
             chosen = [waiting.pop(rng.randrange(len(waiting))) for _ in range(count)]
-            place_of |= dict(zip(decoder.admit([prompts[i] for i in chosen], [params[i] for i in chosen]), chosen, strict=True))
+            place_of |= dict(
+                zip(decoder.admit([prompts[i] for i in chosen], [params[i] for i in chosen]), chosen, strict=True)
+            )
         for slot in decoder.step():
             got[place_of[slot]] = decoder.release(slot).tokens
     assert [got[i] for i in range(len(prompts))] == alone
@@ -42,7 +46,7 @@ def test_a_full_decoder_refuses_admission_with_a_reason(llama, prompt):
 
 
 def test_a_request_longer_than_max_context_is_refused(llama, prompt):
-    with pytest.raises(CacheFull, match="needs 107 tokens .* max_context is 64"):
+    with pytest.raises(CacheFull, match=r"needs 107 tokens .* max_context is 64"):
         Decoder(llama, max_context=64).admit([prompt], SamplingParams(max_new_tokens=100))
 
 
@@ -69,9 +73,13 @@ def test_a_released_live_slot_gives_what_it_has(llama, prompt, answer):
 
 def test_long_prompts_are_prefilled_in_chunks(llama, monkeypatch):
     prompts = [[(7 * i + j) % 50 + 3 for i in range(length)] for j, length in enumerate((70, 3, 41))]
-    whole = [result.tokens for result in Decoder(llama, max_slots=3).generate(prompts, SamplingParams(max_new_tokens=12))]
+    whole = [
+        result.tokens for result in Decoder(llama, max_slots=3).generate(prompts, SamplingParams(max_new_tokens=12))
+    ]
     monkeypatch.setattr("lasd.decoding.decoder.PREFILL_TOKENS", 30)
-    assert [result.tokens for result in Decoder(llama, max_slots=3).generate(prompts, SamplingParams(max_new_tokens=12))] == whole
+    assert [
+        result.tokens for result in Decoder(llama, max_slots=3).generate(prompts, SamplingParams(max_new_tokens=12))
+    ] == whole
 
 
 def test_nan_weights_give_one_line_and_no_token(prompt):

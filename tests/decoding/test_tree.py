@@ -47,7 +47,7 @@ def test_a_parent_must_come_first(parents):
 def test_limited_keeps_parents_of_what_it_keeps():
     shape = TreeShape.from_dense([2, 2, 2])
     small = shape.limited(6, 2)
-    assert small.num_nodes == 6 and small.max_depth == 2
+    assert (small.num_nodes, small.max_depth) == (6, 2)
     assert set(small.paths()) <= set(shape.paths())
     assert shape.limited(1, 5).num_nodes == 1
     assert shape.limited(99, 99) is shape
