@@ -13,8 +13,9 @@ from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
 from lasd.drafters import load_drafter
 from lasd.errors import LasdError
+from lasd.evaluation.metrics import PLAIN
 from lasd.evaluation.prompts import Prompt, check_file, check_length, encode, read_prompts
-from lasd.evaluation.setup import ModelChoice
+from lasd.evaluation.setup import ModelChoice, method_label, refuse_typical_without_drafts
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,21 @@ def run_generate(config: GenerateConfig, params: SamplingParams, *, as_json: boo
         check_file(config.prompts)
     target, artifact = config.choice.load()
     prompts = _prompts(config, target)
-    decoder = Decoder(target, load_drafter(artifact, target, config.method))
+    method = config.method or (artifact.manifest.kind if artifact is not None else PLAIN)
+    refuse_typical_without_drafts(params.typical, [method])
+    label = method_label(method, params)
+    decoder = Decoder(target, load_drafter(artifact, target, method))
     for prompt in prompts:
         if as_json:
             result = decoder.generate([prompt.ids], params)[0]
-            print(json.dumps(answer_record(prompt, result), ensure_ascii=False), flush=True)
+            print(json.dumps(answer_record(prompt, result, label, params), ensure_ascii=False), flush=True)
             continue
         if config.prompts is not None:
             print(f"[{prompt.id}]")
         stream = TextStream(target.tokenizer)
         result = decoder.generate([prompt.ids], params, on_tokens=stream.take)[0]
         stream.finish(result.text)
-        print(statistics_line(result), file=sys.stderr, flush=True)
+        print(f"{label}: {statistics_line(result)}", file=sys.stderr, flush=True)
 
 
 def _prompts(config: GenerateConfig, target: TargetModel) -> list[Prompt]:
@@ -85,11 +89,13 @@ class TextStream:
             self.printed = text
 
 
-def answer_record(prompt: Prompt, result: GenerationResult) -> dict[str, Any]:
+def answer_record(prompt: Prompt, result: GenerationResult, label: str, params: SamplingParams) -> dict[str, Any]:
     """One answer as JSON."""
     return {
         "id": prompt.id,
         "category": prompt.category,
+        "method": label,
+        "lossy": params.typical is not None,
         "tokens": result.tokens,
         "text": result.text,
         "finish_reason": result.finish_reason,

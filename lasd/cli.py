@@ -34,6 +34,15 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Take the firs
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32, or auto: the checkpoint's own.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Prompts that are answered at once.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
+Typical = Annotated[
+    str | None,
+    typer.Option(
+        "--typical",
+        metavar="EPS,DELTA",
+        help="LOSSY: accept what is not unlikely, such as 0.09,0.3; needs --temperature.",
+    ),
+]
 Revision = Annotated[str | None, typer.Option("--revision", help="Revision of the model on the Hub.")]
 Quantization = Annotated[str | None, typer.Option("--quantization", help="nf4 or int8.")]
 
@@ -59,10 +68,11 @@ def generate(
     ] = None,
     limit: Limit = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="1 is off.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed")] = 0,
+    typical: Typical = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     revision: Revision = None,
@@ -78,10 +88,10 @@ def generate(
         raise LasdError(f"{came} given: expected exactly one of --prompt TEXT and --prompts FILE")
     from lasd.answering import GenerateConfig, run_generate
     from lasd.decoding.sampling import SamplingParams
-    from lasd.evaluation.setup import ModelChoice
+    from lasd.evaluation.setup import ModelChoice, parse_typical
 
     choice = ModelChoice(model, artifact, dtype, device, revision, quantization)
-    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, seed)
+    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, seed, typical=parse_typical(typical))
     run_generate(GenerateConfig(choice, method, prompt, prompts, limit, raw), params, as_json=as_json)
 
 
@@ -99,7 +109,19 @@ def bench(
     dtype: Dtype = "auto",
     device: Device = "auto",
     batch_size: BatchSize = 1,
-    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap intervals; decoding is greedy.")] = 0,
+    temperature: Temperature = 0.0,
+    typical: Typical = None,
+    quality: Annotated[
+        str | None,
+        typer.Option("--quality", help="Score answers too, against each record's reference: math or summaries."),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option("--category", help="Take records of this category only; may be given several times."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of the bootstrap intervals and, with --temperature, of answers.")
+    ] = 0,
     revision: Revision = None,
     quantization: Quantization = None,
     record: Annotated[
@@ -109,10 +131,24 @@ def bench(
     """Measure transformers' generate, plain decoding and each method on the same prompts, interleaved."""
     from lasd.evaluation.bench import BenchConfig, record_in_artifact, run_bench
     from lasd.evaluation.report import console, print_bench
-    from lasd.evaluation.setup import ModelChoice
+    from lasd.evaluation.setup import ModelChoice, parse_typical
 
     choice = ModelChoice(model, artifact, dtype, device, revision, quantization)
-    config = BenchConfig(choice, prompts, output, tuple(method or ()), limit, max_new_tokens, batch_size, seed)
+    methods, lossy, categories = tuple(method or ()), parse_typical(typical), tuple(category or ())
+    config = BenchConfig(
+        choice,
+        prompts,
+        output,
+        methods,
+        limit,
+        max_new_tokens,
+        batch_size,
+        seed,
+        temperature,
+        lossy,
+        quality,
+        categories,
+    )
     result = run_bench(config)
     print_bench(result, console())
     if record:
@@ -127,28 +163,54 @@ def prove(
     method: Methods = None,
     limit: Limit = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 64,
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32 proves; bf16, fp16 and auto report rounding.")] = "fp32",
     device: Device = "auto",
-    batch_size: BatchSize = 1,
+    batch_size: Annotated[
+        list[int] | None, typer.Option("--batch-size", min=1, help="May be given several times. Default: 1.")
+    ] = None,
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Also test samples against the model's exact law.")
+    ] = False,
+    samples: Annotated[int, typer.Option("--samples", help="Sampled answers.")] = 500,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the samples.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Of the samples; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Of the samples; 1 is off.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the samples.")] = 0,
     revision: Revision = None,
+    quantization: Quantization = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the proof as JSON instead of a table.")] = False,
     output: Annotated[Path | None, typer.Option("--output", help="Also write the proof to this file.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write the proof into the artifact and its card.")
+    ] = False,
 ) -> None:
-    """Prove in fp32 that the answers equal transformers' generate, token for token. Exit code 0 only if all are."""
+    """Prove in fp32 that the answers equal transformers' generate, token for token; in bf16 tell rounding from a bug.
+
+    Exit code 0 only if all are equal (in bf16 and fp16: if rounding explains each difference), and only if drafts were
+    accepted and rejected.
+    """
     from lasd.evaluation.journal import write_text_atomic
-    from lasd.evaluation.prove import ProveConfig, run_prove
-    from lasd.evaluation.report import console, print_proof
+    from lasd.evaluation.proof_report import print_proof
+    from lasd.evaluation.prove import ProveConfig, record_in_artifact, run_prove
+    from lasd.evaluation.report import console
+    from lasd.evaluation.sampling_proof import SamplingSettings
     from lasd.evaluation.setup import ModelChoice
 
-    choice = ModelChoice(model, artifact, "fp32", device, revision)
-    result = run_prove(ProveConfig(choice, prompts, tuple(method or ()), limit, max_new_tokens, batch_size))
+    choice = ModelChoice(model, artifact, dtype, device, revision, quantization)
+    draws = SamplingSettings(samples, temperature, top_k, top_p, seed) if sampling else None
+    sizes = tuple(batch_size or (1,))
+    config = ProveConfig(choice, prompts, tuple(method or ()), limit, max_new_tokens, sizes, draws)
+    result = run_prove(config)
     text = json.dumps(result, indent=1)
     if output is not None:
         write_text_atomic(output, text + "\n")
+    if record:
+        record_in_artifact(config, result)
     if as_json:
         typer.echo(text)
     else:
         print_proof(result, console())
-    if not result["proven"]:
+    if not result["passed"]:
         raise typer.Exit(1)
 
 

@@ -1,10 +1,13 @@
-"""What a device is called."""
+"""What a device is called, and how numbers get there without waiting for it."""
 
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def cpu_name() -> str:
@@ -22,3 +25,15 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return cpu_name() if device.type == "cpu" else device.type
+
+
+def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Numbers as a tensor on a device, without waiting for it.
+
+    `torch.tensor(values, device=...)` makes the host wait until a GPU has done all it was given; a copy that starts
+    from pinned memory does not.
+    """
+    tensor = torch.tensor(values)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -20,6 +20,7 @@ SOURCES = {
 }
 PIPELINE_PACKAGES = {"accelerate", "datasets", "peft", "bitsandbytes", "deepspeed", "trl", "optuna", "skopt"}
 LAZY_PEFT = {"lasd/decoding/loading.py"}  # loads the adapter that a user names
+LAZY_TRL = {"lasd/settings.py"}  # one strict reader of settings for all three pipelines
 LOADERS = {"lasd/decoding/loading.py", "lasd/demo_model.py"}
 HUB_WRITES = {"push_to_hub", "upload_folder", "upload_file", "create_repo", "create_commit"}
 
@@ -54,7 +55,11 @@ def allowed(path: str, module: str) -> bool:
     if re.fullmatch(r"lasd/drafters/(?!__init__|base)\w+\.py", path) and module.startswith("lasd.drafters"):
         own = path.removesuffix(".py").replace("/", ".")
         return module.startswith((own, "lasd.drafters.base"))
-    return top != "lasd" or package not in PIPELINE_PACKAGES or (package == "peft" and path in LAZY_PEFT)
+    return (
+        top != "lasd"
+        or package not in PIPELINE_PACKAGES
+        or ((package == "peft" and path in LAZY_PEFT) or (package == "trl" and path in LAZY_TRL))
+    )
 
 
 def test_imports_follow_the_layers() -> None:

@@ -83,14 +83,14 @@ def prepare_samples(
     """Keeps the records that give head 1 a target, and holds a share of them out by a hash of their id.
 
     Args:
-        records: distilled records, in an order that does not depend on the run.
+        records: distilled records, in any order.
         num_heads: K.
         vocab_size: rows of the output embedding.
         max_length: longer records lose their end, tokens.
         held_out_share: share held out, in [0, 1).
 
     Returns:
-        Samples to train on, held-out samples, and the report.
+        Samples to train on and held-out samples, both sorted by id, and the report.
 
     Raises:
         LasdError: ids outside the vocabulary, no record at all, or none with a target.
@@ -122,6 +122,8 @@ def prepare_samples(
         else:
             train.append(sample)
             report.train_labelled_tokens += sample.num_labelled
+    for samples in (train, held_out):
+        samples.sort(key=lambda sample: sample.id)
     report.train, report.held_out = len(train), len(held_out)
     if not train:
         raise LasdError(

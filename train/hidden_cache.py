@@ -30,7 +30,7 @@ from train.reporting import progress_bar
 logger = logging.getLogger(__name__)
 
 _GROUP_TOKENS = 4096
-_GROUPS_PER_FLUSH = 16
+_GROUPS_PER_FLUSH = 32
 
 
 class HiddenCache:
@@ -84,6 +84,7 @@ class HiddenCache:
                 if number % _GROUPS_PER_FLUSH == 0 or number == len(groups):
                     self._states.flush()
                     write_atomic(progress_path, json.dumps({"key": self.key, "done": number}))
+                    logger.info("hidden states: %d of %d groups", number, len(groups))
 
     def read(self, sample_ids: Sequence[str]) -> Tensor:
         """Hidden states [M, D] of the supervised positions of these records, one record behind the other."""

@@ -158,11 +158,11 @@ def projected_cross_entropy(
 
 
 class _LinearEntropy(torch.autograd.Function):
-    """Cross-entropy behind a plain matrix. Products in the features' dtype, log-sum-exp in float32."""
+    """Cross-entropy behind a plain matrix. Products in the narrower of the two dtypes, log-sum-exp in float32."""
 
     @staticmethod
     def forward(ctx, features_RD, targets_R, scale_R, weight_VD, chunk_rows):  # type: ignore[no-untyped-def]
-        dtype = features_RD.dtype
+        dtype = min(features_RD.dtype, weight_VD.dtype, key=lambda kind: kind.itemsize)
         compute_VD = weight_VD.detach().to(dtype)
         num_rows, vocab_size = features_RD.shape[0], compute_VD.shape[0]
         chunk, cache = _chunk_sizes(features_RD.device, vocab_size, chunk_rows)
@@ -173,7 +173,11 @@ class _LinearEntropy(torch.autograd.Function):
         wide = torch.empty(min(cache, num_rows), vocab_size, device=features_RD.device)
         for start in range(0, num_rows, chunk):
             rows = slice(start, min(start + chunk, num_rows))
-            features_CD, targets_C, scale_C1 = features_RD[rows].detach(), targets_R[rows], scale_R[rows, None]
+            features_CD, targets_C, scale_C1 = (
+                features_RD[rows].detach().to(dtype),
+                targets_R[rows],
+                scale_R[rows, None],
+            )
             logits_CV = logits[: features_CD.shape[0]]
             torch.mm(features_CD, compute_VD.t(), out=logits_CV)
             entropies_R[rows], total_C1 = _to_exponentials(logits_CV, targets_C, wide)
@@ -181,7 +185,7 @@ class _LinearEntropy(torch.autograd.Function):
             # in the product and are divided after it, and the target's row is subtracted exactly, in float32.
             factor_C1 = scale_C1 / total_C1
             grad_CD = torch.mm(logits_CV, compute_VD).float() * factor_C1
-            grad_RD[rows] = (grad_CD - compute_VD[targets_C].float() * scale_C1).to(dtype)
+            grad_RD[rows] = (grad_CD - compute_VD[targets_C].float() * scale_C1).to(grad_RD.dtype)
             if grad_VD is not None:
                 scaled_CD = (features_CD.float() * factor_C1).to(dtype)
                 grad_VD += torch.mm(logits_CV.t(), scaled_CD)
@@ -233,7 +237,8 @@ class _GenericEntropy(torch.autograd.Function):
                 features_CD = features_RD[rows].detach().requires_grad_(True)
                 logits_CV = project(features_CD).float()
                 entropies_C = functional.cross_entropy(logits_CV, targets_R[rows], reduction="none")
-                (grad_RD[rows],) = torch.autograd.grad((entropies_C * scale_R[rows]).sum(), features_CD)
+                (grad_CD,) = torch.autograd.grad(entropies_C.sum(), features_CD)
+            grad_RD[rows] = grad_CD * scale_R[rows, None]  # scaled last: small scales would vanish in float16
             entropies_R[rows] = entropies_C.detach()
         ctx.save_for_backward(grad_RD)
         ctx.mark_non_differentiable(entropies_R)

@@ -46,7 +46,7 @@ def train_heads(config: MedusaConfig, command: Sequence[str]) -> None:
     )
     data.check_against(target)
     train, held_out, report = prepare_samples(
-        data.load(),
+        data,
         num_heads=config.num_heads,
         vocab_size=target.vocab_size,
         max_length=min(config.max_length, target.max_positions),
@@ -75,7 +75,9 @@ def train_heads(config: MedusaConfig, command: Sequence[str]) -> None:
         return
     cache = None
     if config.cache_hidden_states:
-        cache = HiddenCache(output / checkpoints.HIDDEN_NAME, train, target, {"data": fingerprint, "model": target.source})
+        cache = HiddenCache(
+            output / checkpoints.HIDDEN_NAME, train, target, {"data": fingerprint, "model": target.source}
+        )
         cache.fill(place.process_index, place.world_size)
     trainer = build_trainer(config, target, heads, train, held_out, cache)
     checkpoint = checkpoints.newest_complete(output / checkpoints.CHECKPOINTS_NAME)

@@ -44,8 +44,24 @@ def projections_of(heads: MedusaHeads, target: TargetModel) -> list[Projection]:
         and weight_VD.is_floating_point()
         and weight_VD.device.type != "meta"
     )
-    shared = Projection(target.project, weight_VD.detach() if plain and weight_VD is not None else None)
+    project = partial(_project, target)
+    shared = Projection(project, weight_VD.detach() if plain and weight_VD is not None else None)
     return [shared] * heads.num_heads
+
+
+def _project(target: TargetModel, features: Tensor) -> Tensor:
+    return target.project(features.to(target.dtype))
+
+
+def head_features(model: nn.Module, hidden_MD: Tensor) -> Tensor:
+    """The residual blocks on hidden states of any type: in bfloat16 for bfloat16, else in float32.
+
+    In float16 the gradients of one position among thousands would vanish; the vocabulary's products stay in float16.
+    """
+    if hidden_MD.dtype == torch.bfloat16:
+        with torch.autocast(hidden_MD.device.type, torch.bfloat16):
+            return model(hidden_MD)
+    return model(hidden_MD.float())
 
 
 def assert_only_heads_train(heads: MedusaHeads, target: TargetModel) -> str:
@@ -157,8 +173,7 @@ class MedusaTrainer(Trainer):
         targets_KBL: Tensor = inputs["targets_KBL"]
         valid_BL = targets_KBL[0] != IGNORE  # the positions of head 1 include those of every later head
         hidden_MD = self._hidden(inputs, valid_BL).to(targets_KBL.device)
-        with torch.autocast(self.args.device.type, hidden_MD.dtype, enabled=hidden_MD.dtype != torch.float32):
-            features_KMD = model(hidden_MD)
+        features_KMD = head_features(model, hidden_MD)
         scale_K = self.weights_K / counts_K.clamp(min=1)
         projections = projections_of(self.heads, self.target)
         loss, sums_K = head_loss(features_KMD, targets_KBL[:, valid_BL], projections, scale_K)

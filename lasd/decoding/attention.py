@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from lasd.devices import on_device
 from lasd.errors import LasdError
 
 NAME = "lasd"
@@ -53,7 +54,7 @@ def step_mask(
     device = rows.tokens_BN.device
     size, num_rows = rows.tokens_BN.shape
     slots_S = torch.arange(visible, device=device)
-    starts_B11 = torch.tensor(starts).to(device, non_blocking=True)[:, None, None]
+    starts_B11 = on_device(starts, device)[:, None, None]
     limit_BN1 = starts_B11 if rows.visible_prefix_BN is None else rows.visible_prefix_BN[:, :, None]
     seen_BNS = (slots_S < limit_BN1).expand(size, num_rows, visible)
     block_BNN = rows.block_mask_BNN

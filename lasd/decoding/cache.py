@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from lasd.devices import on_device
 from lasd.errors import LasdError
 
 
@@ -149,9 +150,8 @@ class KVCache(Cache):
         self.lengths[target] = length
 
     def _move(self, moved: Sequence[tuple[int, int, int]]) -> None:
-        index = torch.tensor(moved).unbind(1)
         for store in self._stores:
-            rows_M, into_M, from_M = (part.to(store.device, non_blocking=True) for part in index)
+            rows_M, into_M, from_M = on_device(moved, store.device).unbind(1)
             flat = store.flatten(0, 1)
             flat[:, rows_M, :, into_M] = flat[:, rows_M, :, from_M]
 

@@ -24,6 +24,7 @@ from lasd.decoding.stats import StepClock
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import DraftTree, TreeShape, batch_trees
 from lasd.decoding.verdict import decide
+from lasd.devices import on_device
 from lasd.drafters.base import Budget, DraftContext, Drafter, StepOutcome
 from lasd.errors import LasdError
 
@@ -234,8 +235,7 @@ class Decoder:
         except BaseException:
             del self._live[first:]
             raise
-        self._clock.mark()
-        seconds = self._clock.spans()[0] / len(requests)
+        seconds = self._clock.spans()[-1] / len(requests)
         for b, request in enumerate(requests):
             request.context.row = first + b
             request.context.hidden_D = hidden_BD[b]
@@ -295,11 +295,11 @@ class Decoder:
         verdict = decide(logits_BWV, requests, batch)
         hidden_BD = hidden_BWD[torch.arange(len(requests), device=hidden_BWD.device), verdict.best_B]
         head_B2 = torch.stack([verdict.finite_B.long(), verdict.best_B], 1)
-        read = torch.cat([head_B2, batch.tokens_BN, verdict.picks_BN], 1).tolist()  # the step's one read
+        read_BC = torch.cat([head_B2, batch.tokens_BN, verdict.picks_BN], 1)
         self._clock.mark()
+        read = read_BC.tolist()  # the step's one read: the host waits for the device here, and nowhere else
         self._check_finite(requests, [row[0] for row in read])
         self._commit(requests, trees, [row[1:] for row in read], nodes, hidden_BD)
-        self._clock.mark()
         draft_s, verify_s, overhead_s = (span / len(requests) for span in self._clock.spans())
         for request in requests:
             request.stats.draft_s += draft_s
@@ -319,7 +319,7 @@ class Decoder:
 
     def _roots(self, requests: list[Request]) -> list[DraftTree]:
         """Trees that draft nothing."""
-        roots_B = torch.tensor([request.context.root for request in requests], device=self.target.device)
+        roots_B = on_device([request.context.root for request in requests], self.target.device)
         return [DraftTree(TreeShape.root(), root) for root in roots_B.split(1)]
 
     def _commit(

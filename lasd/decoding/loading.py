@@ -21,7 +21,7 @@ LOAD_ERRORS = (
     ),
     (
         ("RepositoryNotFound", "is not a local folder and is not a valid model identifier"),
-        "is neither a folder here nor a model on the Hub that you can read; check the name or log in with `hf auth login`",
+        "is neither a folder here nor a model on the Hub that you can read; check it, or log in with `hf auth login`",
     ),
     (
         ("couldn't connect", "offline", "ConnectionError", "Connection error", "ConnectError", "MaxRetry"),

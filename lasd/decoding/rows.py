@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from lasd.decoding.attention import StepRows
 from lasd.decoding.tree import DraftTree, TreeBatch
+from lasd.devices import on_device
 
 
 def verify_rows(batch: TreeBatch, trees: Sequence[DraftTree], lengths: Sequence[int]) -> StepRows:
@@ -21,8 +22,7 @@ def verify_rows(batch: TreeBatch, trees: Sequence[DraftTree], lengths: Sequence[
         trees: the same trees, for their scratch rows.
         lengths: cached tokens of each sequence = position of its root.
     """
-    device = batch.tokens_BN.device
-    starts_B1 = torch.tensor(lengths, device=device).unsqueeze(1)
+    starts_B1 = on_device(lengths, batch.tokens_BN.device).unsqueeze(1)
     positions_BN = batch.depths_BN + starts_B1
     nodes = batch.tokens_BN.shape[1]
     if nodes == 1 and not any(tree.scratch for tree in trees):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lasd.decoding.tree import TreeShape
+from lasd.devices import on_device
 from lasd.errors import LasdError
 
 WHOLE_BATCH = {
@@ -54,15 +55,16 @@ def shaped(
         [N, V]; float32.
     """
     out_NV = logits_NV.float()
-    prefix_L = torch.tensor(list(prefix), device=logits_NV.device)
+    prefix_L = on_device(list(prefix), logits_NV.device)
     by_depth: dict[int, list[int]] = {}
     for node, depth in enumerate(shape.depths):
         by_depth.setdefault(depth, []).append(node)
     for nodes in by_depth.values():
-        paths = torch.tensor([shape.ancestry(node)[1:] for node in nodes], dtype=torch.int64, device=logits_NV.device)
+        paths = on_device([shape.ancestry(node)[1:] for node in nodes], logits_NV.device).long()
         ids_ML = torch.cat([prefix_L.expand(len(nodes), -1), tokens_N[paths]], 1)
-        scores_MV = out_NV[nodes]
+        nodes_M = on_device(nodes, logits_NV.device)
+        scores_MV = out_NV[nodes_M]
         for processor in processors:
             scores_MV = processor(ids_ML, scores_MV)
-        out_NV[nodes] = scores_MV
+        out_NV[nodes_M] = scores_MV
     return out_NV

@@ -83,16 +83,19 @@ class DecodeStats:
 class StepClock:
     """Times the parts of a step without a synchronisation of its own: CUDA events on a GPU, the wall clock on a CPU.
 
-    `mark` is called at each boundary; `spans` (seconds between marks) only after the step's results have been read.
+    `mark` is called at each boundary, before the step's results are read; `spans` afterwards: a GPU has then passed all
+    marks. (One that is set after the read may still be ahead of it, and CUDA refuses to give its time.)
     """
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
         self._marks: list[Any] = []
+        self._start = 0.0
 
     def restart(self) -> None:
         """Forgets the marks and sets the first."""
         self._marks.clear()
+        self._start = time.perf_counter()
         self.mark()
 
     def mark(self) -> None:
@@ -105,8 +108,10 @@ class StepClock:
             self._marks.append(time.perf_counter())
 
     def spans(self) -> list[float]:
-        """Seconds between the marks."""
+        """Seconds between the marks, then the rest of the wall-clock time from `restart` to now."""
         pairs = zip(self._marks, self._marks[1:], strict=False)
         if self._cuda:
-            return [first.elapsed_time(second) / 1000 for first, second in pairs]
-        return [second - first for first, second in pairs]
+            parts = [first.elapsed_time(second) / 1000 for first, second in pairs]
+        else:
+            parts = [second - first for first, second in pairs]
+        return [*parts, max(0.0, time.perf_counter() - self._start - sum(parts))]

@@ -160,11 +160,20 @@ def measure_step_time(
 
 
 def interleaved_medians(
-    calls: Mapping[Key, Callable[[], object]], device: torch.device, repeats: int, progress: Progress | None = None
+    calls: Mapping[Key, Callable[[], object]],
+    device: torch.device,
+    repeats: int,
+    progress: Progress | None = None,
+    between: Callable[[], object] | None = None,
 ) -> dict[Key, float]:
-    """Median milliseconds of each call over `repeats` rounds; in each all calls run once, in another order."""
+    """Median milliseconds of each call over `repeats` rounds; in each all calls run once, in another order.
+
+    `between` runs after each call, untimed.
+    """
+    tidy_up = between or (lambda: None)
     for call, _ in itertools.product(calls.values(), range(WARM_UP_CALLS)):
         call()
+        tidy_up()
     samples: dict[Key, list[float]] = {key: [] for key in calls}
     order, shuffle = list(calls), random.Random(0).shuffle
     for done in range(repeats):
@@ -173,6 +182,7 @@ def interleaved_medians(
             with timed_ms(device) as elapsed:
                 calls[key]()
             samples[key].append(elapsed[0])
+            tidy_up()
             if progress is not None:
                 progress(done * len(order) + place, repeats * len(order))
     return {key: statistics.median(taken) for key, taken in samples.items()}

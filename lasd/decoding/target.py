@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lasd.decoding.attention import NAME, StepRows, step_mask
 from lasd.decoding.cache import KVCache, LayerLayout
@@ -161,6 +161,20 @@ class TargetModel:
         starts = cache.lengths[first : first + size]
         return self._run(rows, need_logits, self._masks(rows, starts), **{self._cache_name: cache})
 
+    @torch.inference_mode()
+    def own_forward(self, rows: StepRows, cache: Cache, starts: list[int]) -> Tensor:
+        """The same pass through the user's own model: its own attention, and a full float mask. For comparisons.
+
+        Args:
+            cache: any cache that holds `starts[b]` tokens of sequence b; it gets the rows' keys and values.
+
+        Returns:
+            logits [B, N, V].
+        """
+        masks = self._masks(rows, starts, groups=1)
+        kwargs = {"attention_mask": masks, self._cache_name: cache}
+        return self.model(input_ids=rows.tokens_BN, position_ids=rows.positions_BN, use_cache=True, **kwargs).logits
+
     @torch.no_grad()
     def hidden_states(self, ids_BN: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """Teacher-forced hidden states of right-padded texts: what feeds the output embedding at each token. No
@@ -217,8 +231,12 @@ class TargetModel:
         finally:
             self._tap.hidden_BND = None
 
-    def _masks(self, rows: StepRows, starts: list[int]) -> Any:
-        """The additive masks that the family's layers ask for, or None where causal attention is all there is."""
+    def _masks(self, rows: StepRows, starts: list[int], groups: int | None = None) -> Any:
+        """The additive masks that the family's layers ask for, or None where causal attention is all there is.
+
+        Args:
+            groups: query heads that are folded into rows; by default all of a key-value head.
+        """
         num_rows = rows.tokens_BN.shape[1]
         visible = max(starts) + num_rows
         plain = rows.block_mask_BNN is None and rows.visible_prefix_BN is None
@@ -228,15 +246,15 @@ class TargetModel:
             window = window if window is not None and window < visible else None
             if causal and window is None:
                 return None
-            groups = self.config.num_attention_heads // self.layout[0].heads
-            return step_mask(rows, starts, visible, window, groups, self.dtype)
+            folded = groups or self.config.num_attention_heads // self.layout[0].heads
+            return step_mask(rows, starts, visible, window, folded, self.dtype)
 
         masks = {kind: mask(window) for kind, window in self._windows.items()}
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def _execution_device(head: nn.Module) -> torch.device:
-    """Where the output embedding computes: tokens, masks and heads live there. accelerate may keep its weights elsewhere."""
+    """Where the output embedding computes (accelerate may keep its weights elsewhere): tokens and heads live there."""
     hook = getattr(head, "_hf_hook", None)
     for part in (hook, *getattr(hook, "hooks", ())):
         device = getattr(part, "execution_device", None)
@@ -262,8 +280,8 @@ def refuse_config(config: Any) -> None:
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise LasdError(
-            f"{config.model_type} is an encoder-decoder model; lasd decodes causal (decoder-only) language models only: "
-            "use one of these, or transformers' own generate"
+            f"{config.model_type} is an encoder-decoder model; lasd decodes causal (decoder-only) language models: use "
+            "one of these, or transformers' own generate"
         )
     kinds = set(getattr(text, "layer_types", None) or ()) - KNOWN_KINDS
     if kinds:

@@ -14,6 +14,7 @@ from lasd.decoding.request import Request
 from lasd.decoding.sampling import draw, probabilities
 from lasd.decoding.shaping import shaped
 from lasd.decoding.tree import TreeBatch
+from lasd.devices import on_device
 
 
 @dataclass
@@ -42,9 +43,10 @@ def decide(logits_BNV: Tensor, requests: Sequence[Request], batch: TreeBatch) ->
     highest_BN, picks_BN = logits_BNV.max(-1)
     for members in _alike(requests):
         params = requests[members[0]].params
-        probs_BNV = probabilities(logits_BNV[members] if len(members) < len(requests) else logits_BNV, params)
+        members_B = on_device(members, logits_BNV.device)
+        probs_BNV = probabilities(logits_BNV[members_B] if len(members) < len(requests) else logits_BNV, params)
         uniforms_BN = torch.stack([_uniforms(requests[b], depths_BN[b]) for b in members])
-        picks_BN[members] = draw(probs_BNV, uniforms_BN)
+        picks_BN[members_B] = draw(probs_BNV, uniforms_BN)
     best_B = accept_picked(batch, picks_BN[:, :nodes])
     for b, request in enumerate(requests):
         if request.params.typical is not None and not request.params.greedy:
@@ -95,6 +97,6 @@ def _without_early_eos(logits_BNV: Tensor, requests: Sequence[Request], depths_B
     for b in early:
         request = requests[b]
         rows_N = depths_BN[b] + request.num_answer < request.params.min_new_tokens
-        ids = torch.tensor(sorted(request.eos), device=logits_BNV.device)
+        ids = on_device(sorted(request.eos), logits_BNV.device)
         logits_BNV[b, :, ids] = logits_BNV[b, :, ids].masked_fill(rows_N[:, None], -torch.inf)
     return logits_BNV

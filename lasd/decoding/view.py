@@ -87,7 +87,8 @@ def _rebind(module: nn.Module, twin: nn.Module, state: dict[str, Any]) -> None:
             bound.__dict__.update(function.__dict__)
             state[name] = bound
         elif function is not None and module._modules:
+            name = getattr(function, "__qualname__", repr(function))
             raise LasdError(
-                f"the forward of a {type(module).__name__} was replaced by {getattr(function, '__qualname__', function)}, "
-                "which lasd cannot bind to its own copy of the module; hand the model over before it is patched"
+                f"the forward of a {type(module).__name__} was replaced by {name}, which lasd cannot bind to its own "
+                "copy of the module; hand the model over before it is patched"
             )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lasd.decoding.tree import DraftTree, TreeShape
+from lasd.devices import on_device
 from lasd.drafters.base import Budget, DraftContext, StepOutcome
 from lasd.errors import LasdError
 
@@ -169,7 +170,7 @@ class MedusaDrafter:
         """The tree's nodes hold the heads' candidates at the position before the root; smaller budgets cut the tree."""
         shapes = [self.shape.limited(budget.max_nodes, budget.max_depth) for budget in budgets]
         device = contexts[0].hidden_D.device
-        roots_B = torch.tensor([context.root for context in contexts], device=device)
+        roots_B = on_device([context.root for context in contexts], device)
         deepest = max(shape.max_depth for shape in shapes)
         if deepest == 0:
             return [DraftTree(shape, root) for shape, root in zip(shapes, roots_B.split(1), strict=True)]

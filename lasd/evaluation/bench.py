@@ -7,23 +7,32 @@ always runs first. Each finished unit is a line of FILE.rows.jsonl; a killed ben
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lasd.artifacts import Artifact, update_artifact
 from lasd.artifacts.provenance import provenance
+from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
 from lasd.errors import LasdError
 from lasd.evaluation.environment import environment, file_sha256, folder_sha256
 from lasd.evaluation.exactness import Referee
 from lasd.evaluation.journal import Journal, write_text_atomic
-from lasd.evaluation.metrics import REFERENCE, Run, summarise
+from lasd.evaluation.metrics import PLAIN, REFERENCE, Run, summarise
 from lasd.evaluation.prompts import Prompt, check_file, read_prompts
+from lasd.evaluation.quality import Scorer, check_references, load_scorer, qualities
 from lasd.evaluation.report import progress
 from lasd.evaluation.runners import Runner
-from lasd.evaluation.setup import ModelChoice, build_runners, group_prompts, method_names
+from lasd.evaluation.setup import (
+    ModelChoice,
+    build_runners,
+    group_prompts,
+    method_label,
+    method_names,
+    refuse_typical_without_drafts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +63,7 @@ class BenchConfig:
     @property
     def params(self) -> SamplingParams:
         """Of every answer."""
-        return SamplingParams(
-            self.max_new_tokens, self.temperature, seed=self.seed, typical=self.typical
-        )
+        return SamplingParams(self.max_new_tokens, self.temperature, seed=self.seed, typical=self.typical)
 
 
 def run_bench(config: BenchConfig) -> dict[str, Any]:
@@ -76,7 +83,8 @@ def run_bench(config: BenchConfig) -> dict[str, Any]:
         check_references(prompts, scorer)
     units = group_prompts(prompts, config.batch_size)
     runners = build_runners(target, artifact, methods, prompts, params, config.batch_size)
-    settings = _settings(config, target, artifact, [runner.name for runner in runners])
+    lossy = [method_label(name, params) for name in methods] if params.typical else []
+    settings = _settings(config, target, artifact, methods) | {"lossy": lossy}
     journal = Journal(config.output.with_suffix(".rows.jsonl"), settings)
     measure(units, runners, Referee(target), journal, reference=PLAIN if config.temperature else REFERENCE)
     rows = [journal.rows[_key(index, unit)] for index, unit in enumerate(units)]
@@ -98,8 +106,8 @@ def measure(
     """Runs every contestant on every unit that the journal does not hold yet.
 
     Args:
-        reference: whose answers the others are compared with: `generate`, or when sampling `plain`, which draws the same
-            numbers. `generate` draws its own then and is not compared.
+        reference: whose answers the others are compared with: `generate`, or when sampling `plain`, which draws the
+            same numbers. `generate` draws its own then and is not compared.
     """
     todo = [(index, unit) for index, unit in enumerate(units) if _key(index, unit) not in journal.rows]
     if len(todo) < len(units):
@@ -189,26 +197,55 @@ def _result(
     units: Sequence[Sequence[Prompt]],
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    lossy = [name for name in settings["methods"] if name in _lossy_names(config, settings)]
     made = provenance(sys.argv, config.seed, f"sha256:{settings['prompts_sha256']}")
     return {
         "schema": SCHEMA,
         "exact_expected": settings["environment"]["dtype"] == "float32",
+        "quality": None,
         "num_prompts": sum(map(len, units)),
-        "methods": summarise_rows(rows, config.seed, lossy),
+        "methods": summarise_rows(rows, config.seed, settings["lossy"]),
         "settings": dict(settings),
         "provenance": made | {"device": settings["environment"]["device"]},
     }
 
 
-def summarise_rows(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, dict[str, Any]]:
-    """The metrics of every method over all rows, and under "categories" over those of each category."""
+def _add_quality(
+    result: dict[str, Any],
+    config: BenchConfig,
+    units: Sequence[Sequence[Prompt]],
+    rows: Sequence[Mapping[str, Any]],
+    target: TargetModel,
+    scorer: Scorer,
+) -> None:
+    """Adds "quality" to the result and to each of its methods."""
+    names = result["methods"]
+    answers = {name: [tokens for row in rows for tokens in row["runs"][name]["tokens"]] for name in names}
+    prompts = [prompt for unit in units for prompt in unit]
+    found = qualities(answers, prompts, scorer, target.tokenizer, target.eos_token_ids, config.seed)
+    result["quality"] = config.quality
+    for name, values in names.items():
+        values["quality"] = found[name]
+
+
+def summarise_rows(
+    rows: Sequence[Mapping[str, Any]], seed: int = 0, lossy: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """The metrics of every method over all rows, and under "categories" over those of each category.
+
+    Args:
+        rows: of the journal.
+        seed: of the bootstrap.
+        lossy: methods that do not keep the model's distribution.
+    """
     total = summarise(_runs(rows), seed=seed)
     categories = dict.fromkeys(row["category"] for row in rows if row["category"] is not None)
     parts = {
         category: summarise(_runs([row for row in rows if row["category"] == category]), seed=seed)
         for category in categories
     }
+    for values in (total, *parts.values()):
+        for name, one in values.items():
+            one["lossy"] = name in lossy
     return {
         name: {**values, "categories": {category: part[name] for category, part in parts.items()}}
         for name, values in total.items()

@@ -40,7 +40,8 @@ def read_prompts(
     """Reads the first user turns of `path` (json, jsonl or plain text lines) in file order.
 
     Args:
-        path: a file whose records are `{"turns": [...]}`, `{"prompt": ...}`, `{"question": ...}`, messages, ShareGPT, or plain lines.
+        path: a file whose records are `{"turns": [...]}`, `{"prompt": ...}`, `{"question": ...}`, messages,
+            ShareGPT, or plain lines.
         target: the model whose tokenizer and chat template render the turns.
         limit: keep the first `limit` prompts only; None keeps all.
         max_new_tokens: tokens that will follow; each prompt must leave room for them in the model's context.

@@ -1,4 +1,4 @@
-"""What the terminal shows of a proof: a line a method and batch size, then each first divergence with what explains it."""
+"""What the terminal shows of a proof: a line a method and batch size, then what explains each first divergence."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -52,7 +52,8 @@ def _greedy_lines(proof: Mapping[str, Any]) -> Iterable[str]:
     if proof["verdict"] == "nothing proven":
         yield (
             f"{name}: all equal, but {proof['drafted']} tokens were drafted, {proof['accepted']} accepted and "
-            f"{proof['rejected']} rejected: this proves nothing about drafting; take more prompts or tokens, or another drafter"
+            f"{proof['rejected']} rejected: this proves nothing about "
+            "drafting; take more prompts or tokens, or another drafter"
         )
 
 
@@ -91,16 +92,16 @@ def _sampling_table(proofs: Iterable[Mapping[str, Any]]) -> Table:
 def _sampling_lines(proof: Mapping[str, Any]) -> Iterable[str]:
     if proof["verdict"] == "another law":
         yield (
-            f"{proof['method']}: samples do not follow the model's law (p {proof['p_value']:.2g}, under {proof['alpha']:g}; "
-            f"{proof['impossible']} tokens of no probability): {proof['counts']}"
+            f"{proof['method']}: samples do not follow the model's law (p {proof['p_value']:.2g}, "
+            f"under {proof['alpha']:g}; {proof['impossible']} tokens of no probability): {proof['counts']}"
         )
     elif proof["verdict"] == "other tokens":
         yield (
-            f"{proof['method']}: the same seed gave another token than plain sampling, {proof['border']:.2g} of probability "
-            f"from the draw (rounding explains {proof['border_allowed']:.2g})"
+            f"{proof['method']}: the same seed gave another token than plain sampling, {proof['border']:.2g} of "
+            f"probability from the draw (rounding explains {proof['border_allowed']:.2g})"
         )
     elif proof["verdict"] == "nothing proven":
         yield (
-            f"{proof['method']}: {proof['drafted']} tokens were drafted and {proof['accepted']} accepted: this proves nothing about "
-            "drafting; take more samples or another drafter"
+            f"{proof['method']}: {proof['drafted']} tokens were drafted and {proof['accepted']} accepted: this proves "
+            "nothing about drafting; take more samples or another drafter"
         )

@@ -1,10 +1,12 @@
-"""`lasd prove`: are the answers of plain decoding and of each method those of transformers' `generate`, at every batch size?
+"""`lasd prove`: are the answers of plain decoding and of each method those of transformers' `generate`?
 
-The reference answers one prompt at a time. In fp32 every answer must equal it: that is the proof, and it counts only if
-something was drafted, accepted and rejected. Lower precisions round differently for different numbers of rows: there each
-first divergence is looked at (`lasd.evaluation.rounding`), and the report holds only if all are rounding.
+The reference answers one prompt at a time; the methods answer at every batch size that is asked for. In fp32 every
+answer must equal the reference: that is the proof, and it counts only if something was drafted, accepted and rejected.
+Lower precisions round differently for different numbers of rows: there each first divergence is looked into
+(`lasd.evaluation.rounding`), and the report holds only if all are rounding.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,7 +37,7 @@ SAMPLING_COLUMNS = ("samples", "drafted", "accepted", "p_value", "identical_to_p
 
 @dataclass(frozen=True)
 class ProveConfig:
-    """The settings of one proof; `methods` beside `plain`, () = the artifact's own; `sampling` None leaves that test out."""
+    """The settings of one proof; `methods` beside `plain`, () = the artifact's own; `sampling` None = not tested."""
 
     choice: ModelChoice
     prompts: Path
@@ -44,7 +46,6 @@ class ProveConfig:
     max_new_tokens: int = 64
     batch_sizes: tuple[int, ...] = (1,)
     sampling: SamplingSettings | None = None
-    seed: int = 0
 
 
 @dataclass
@@ -123,9 +124,8 @@ def run_prove(config: ProveConfig) -> dict[str, Any]:
     if config.sampling is not None:
         drafters = {name: load_drafter(artifact, target, name) for name in methods}
         sampling = prove_sampling(target, drafters, prompts, config.sampling, max(config.batch_sizes))
-    passed = all(proof.passed for proof in (*greedy, *sampling))
-    exact = target.dtype == torch.float32
-    made = provenance([], config.seed, f"sha256:{file_sha256(config.prompts)}")
+    passed = all(proof.passed for proof in greedy) and all(proof.passed for proof in sampling)
+    exact, sha256 = target.dtype == torch.float32, file_sha256(config.prompts)
     return {
         "passed": passed,
         "proven": passed and exact,
@@ -138,18 +138,22 @@ def run_prove(config: ProveConfig) -> dict[str, Any]:
             "artifact": None if artifact is None else str(artifact.path),
             "prompts": str(config.prompts),
             "num_prompts": len(prompts),
-            "prompts_sha256": file_sha256(config.prompts),
+            "prompts_sha256": sha256,
             "max_new_tokens": config.max_new_tokens,
             "batch_sizes": list(config.batch_sizes),
             "sampling": None if config.sampling is None else asdict(config.sampling),
             "environment": environment(target),
         },
-        "date": made["date"],
+        "provenance": provenance(sys.argv, config.sampling.seed if config.sampling else 0, f"sha256:{sha256}"),
     }
 
 
 def _greedy(
-    config: ProveConfig, target: TargetModel, artifact: Artifact | None, prompts: Sequence[Prompt], methods: Sequence[str]
+    config: ProveConfig,
+    target: TargetModel,
+    artifact: Artifact | None,
+    prompts: Sequence[Prompt],
+    methods: Sequence[str],
 ) -> list[Proof]:
     reference = GenerateRunner(target, config.max_new_tokens)
     expected = {prompt.ids: reference.run([prompt.ids]).tokens[0] for prompt in progress(prompts, "generate")}
@@ -215,7 +219,7 @@ def proof_record(result: Mapping[str, Any]) -> dict[str, Any]:
         "prompts_sha256": settings["prompts_sha256"],
         "max_new_tokens": settings["max_new_tokens"],
         "device": settings["environment"]["device"],
-        "date": result["date"],
+        "date": result["provenance"]["date"],
         "greedy": {
             f"{row['method']}, batch {row['batch_size']}": {column: row[column] for column in GREEDY_COLUMNS}
             for row in result["greedy"]

@@ -3,8 +3,8 @@
     math        `correct`: 1 if the answer's final number equals the reference's, else 0
     summaries   `rouge1`, `rouge2`, `rougeL`: F-measures of the rouge-score package, with stemming
 
-Each is a mean over answers, with a 95% interval, and the difference from plain decoding's with the interval of the paired
-bootstrap: the same answers are drawn for both.
+Each is a mean over answers, with a 95% interval, and the difference from plain decoding's with the interval of the
+paired bootstrap: the same answers are drawn for both.
 """
 
 import re
@@ -20,7 +20,7 @@ from lasd.evaluation.prompts import Prompt
 
 KINDS = ("math", "summaries")
 ENDED = "ended"
-"""Beside the metrics: the share of answers that reached an end-of-text token. One that was cut off has no fair score."""
+"""Beside the metrics: the share of answers that reached an end-of-text token. One cut short may score too low."""
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
@@ -48,8 +48,8 @@ class FinalNumber:
         """See `Scorer`."""
         if final_number(_reference(prompt)) is None:
             raise LasdError(
-                f"the reference of prompt {prompt.id} holds no number ({_reference(prompt)[:40]!r}): --quality math expects "
-                'maths problems such as {"turns": [...], "reference": ["... #### 18"]}'
+                f"the reference of prompt {prompt.id} holds no number ({_reference(prompt)[:40]!r}): --quality math "
+                'expects maths problems such as {"turns": [...], "reference": ["... #### 18"]}'
             )
 
     def score(self, answer: str, reference: str) -> dict[str, float]:
@@ -151,7 +151,7 @@ def _percentiles(drawn_R: Floats) -> list[float]:
 def _reference(prompt: Prompt) -> str:
     if not prompt.reference:
         raise LasdError(
-            f'prompt {prompt.id} has no reference: --quality expects "reference", "answer" or "summary" in each record; '
-            "choose records with --category, or leave out --quality"
+            f'prompt {prompt.id} has no reference: --quality expects "reference", "answer" or "summary" in each '
+            "record; choose records with --category, or leave out --quality"
         )
     return prompt.reference

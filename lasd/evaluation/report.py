@@ -35,7 +35,7 @@ def progress(items: Sequence[Item], title: str) -> Iterable[Item]:
 
 
 def print_bench(result: Mapping[str, Any], out: Console) -> None:
-    """Prints a bench result: speed, where the time went, speed by category, task quality, and how exact the answers were."""
+    """Prints a bench result: speed, where time went, speed by category, task quality, and how exact it was."""
     methods, settings = result["methods"], result["settings"]
     environment, temperature = settings["environment"], settings["temperature"]
     how = f"sampled at temperature {temperature:g}" if temperature else "greedy"

@@ -74,7 +74,7 @@ class GenerateRunner:
         return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
 
     def _config(self, max_new_tokens: int) -> GenerationConfig:
-        """Greedy decoding or pure sampling; values that the model's own generation config would fill in are set to "off"."""
+        """Greedy or pure sampling; values that the model's own generation config would fill in are set to "off"."""
         sampling = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if self.temperature else {}
         return GenerationConfig(
             max_new_tokens=max_new_tokens,
@@ -118,7 +118,9 @@ class DecoderRunner:
     def run(self, prompts: Sequence[Sequence[int]], at_most: int | None = None) -> Run:
         """See `Runner`."""
         count = min(at_most or self.params.max_new_tokens, self.params.max_new_tokens)
-        params = [replace(self.params, max_new_tokens=count, seed=prompt_seed(self.params.seed, ids)) for ids in prompts]
+        params = [
+            replace(self.params, max_new_tokens=count, seed=prompt_seed(self.params.seed, ids)) for ids in prompts
+        ]
         synchronize(self.target.device)
         start = time.perf_counter()
         results = self.decoder.generate(prompts, params)

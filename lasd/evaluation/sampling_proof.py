@@ -1,10 +1,11 @@
 """The sampling part of `lasd prove`: do sampled tokens follow the model's law, whatever was drafted?
 
-The law of each sampled token, given the tokens before it, is computed by the user's own model in transformers' own code, and
-projected on a line: tokens by falling probability, each as wide as it is probable. A token that follows the law falls
-uniformly on this line (at a random place within its own width), so the line is cut into equal bins and the counts are
-tested by chi-square. The first bins are the law's top tokens, the last its tail: tokens that are accepted too often because
-they were drafted crowd the first bins. It holds for every prefix, so all samples of a place count together.
+The law of each sampled token, given the tokens before it, is computed by the user's own model in transformers' code,
+and the vocabulary is projected on a line: tokens by falling probability, each as wide as it is probable. A token that
+follows the law falls uniformly on this line (at a random place within its own width), so the line is cut into equal
+bins and the counts are tested by chi-square. The first bins are the law's top tokens, the last its tail: tokens that
+are kept too often because they were drafted crowd the first bins. This holds for every prefix, so all samples count
+together.
 
 Second, the same seed must give the same tokens as plain sampling. A draw within rounding of the border between two
 tokens may fall on either side; how far from it is reported.
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.request import GenerationResult
@@ -61,7 +62,9 @@ class SamplingSettings:
 
     def params(self, index: int) -> SamplingParams:
         """Of sample number `index`: each has a seed of its own."""
-        return SamplingParams(self.tokens, self.temperature, self.top_k, self.top_p, self.seed + index, eos_token_ids=())
+        return SamplingParams(
+            self.tokens, self.temperature, self.top_k, self.top_p, self.seed + index, eos_token_ids=()
+        )
 
 
 @dataclass
@@ -88,7 +91,7 @@ class SamplingProof:
 
     @property
     def verdict(self) -> str:
-        """"same law", "another law", "other tokens" (than plain sampling of the same seeds), or "nothing proven"."""
+        """ "same law", "another law", "other tokens" (than plain sampling of the same seeds), or "nothing proven"."""
         if self.impossible or self.p_value < ALPHA:
             return "another law"
         if self.border > self.border_allowed:
@@ -144,7 +147,11 @@ def sample(
 
 
 def judge(
-    name: str, asked: Sequence[Sequence[int]], results: Sequence[GenerationResult], plain: Sequence[GenerationResult], law: "Law"
+    name: str,
+    asked: Sequence[Sequence[int]],
+    results: Sequence[GenerationResult],
+    plain: Sequence[GenerationResult],
+    law: "Law",
 ) -> SamplingProof:
     """Tests one method's answers. The first token comes from the prompt's pass, before any draft, and is left out."""
     answers = [tuple(result.tokens) for result in results]
@@ -168,7 +175,7 @@ def judge(
 
 
 def chi_square(counts: Tensor) -> float:
-    """The p-value of counts that should be equal up to chance (Pearson; the tail is the upper incomplete gamma function)."""
+    """The p-value of counts that should be equal up to chance (Pearson; the tail is the incomplete gamma function)."""
     expected = counts.sum().double() / len(counts)
     statistic = ((counts.double() - expected) ** 2 / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2, dtype=torch.float64), statistic.cpu() / 2))
@@ -189,7 +196,7 @@ class _Placed:
 
 
 class Law:
-    """The exact law of each token of sampled answers, from stock forward passes; every distinct answer is computed once."""
+    """The exact law of each token of sampled answers, from stock passes; each distinct answer is computed once."""
 
     def __init__(self, target: TargetModel, settings: SamplingSettings) -> None:
         self.target, self.settings = target, settings
@@ -198,7 +205,7 @@ class Law:
         warpers: list[Any] = [TemperatureLogitsWarper(settings.temperature)]
         warpers += [TopKLogitsWarper(settings.top_k)] if settings.top_k else []
         warpers += [TopPLogitsWarper(settings.top_p)] if settings.top_p < 1 else []
-        self._warpers = LogitsProcessorList(warpers)
+        self._warpers = warpers
 
     def learn(self, asked: Sequence[Sequence[int]], answers: Sequence[tuple[int, ...]]) -> None:
         """Computes what is not known yet, texts of one length in one pass."""
@@ -217,7 +224,7 @@ class Law:
         texts = torch.tensor([[*prompt, *answer[:-1]] for prompt, answer in pairs], device=device)
         tokens_AK1 = torch.tensor([answer for _, answer in pairs], device=device).unsqueeze(-1)
         logits_AKV = stock_logits_of_batch(self.target, texts, count)
-        law_AKV = self._warpers(texts, logits_AKV.flatten(0, 1)).double().softmax(-1).view(logits_AKV.shape)
+        law_AKV = self._warped(logits_AKV.flatten(0, 1)).double().softmax(-1).view(logits_AKV.shape)
         chance_AK1 = law_AKV.gather(-1, tokens_AK1)
         above_AK = (law_AKV * (law_AKV > chance_AK1)).sum(-1)
         share_AK = (law_AKV * (law_AKV == chance_AK1)).sum(-1)
@@ -225,6 +232,11 @@ class Law:
         columns = [part.tolist() for part in (above_AK, share_AK, start_AK, chance_AK1.squeeze(-1))]
         for pair, *numbers in zip(pairs, *columns, strict=True):
             self._placed[pair] = _Placed(*numbers)
+
+    def _warped(self, logits_NV: Tensor) -> Tensor:
+        for warper in self._warpers:
+            logits_NV = warper(None, logits_NV)
+        return logits_NV
 
     def places(self, asked: Sequence[Sequence[int]], answers: Sequence[tuple[int, ...]]) -> Tensor:
         """Each token's place on its law's line, float64 [A, K] in [0, 1); -1 for a token without probability."""

@@ -76,7 +76,7 @@ def method_label(method: str, params: SamplingParams) -> str:
 
 
 def parse_typical(text: str | None) -> tuple[float, float] | None:
-    """"0.09,0.3" -> (epsilon, delta) of typical acceptance; None stays None."""
+    """ "0.09,0.3" -> (epsilon, delta) of typical acceptance; None stays None."""
     if text is None:
         return None
     try:
@@ -89,7 +89,9 @@ def parse_typical(text: str | None) -> tuple[float, float] | None:
 def refuse_typical_without_drafts(typical: tuple[float, float] | None, methods: Sequence[str]) -> None:
     """Raises a `LasdError` where typical acceptance is asked for and nothing drafts."""
     if typical is not None and not [name for name in methods if name != PLAIN]:
-        raise LasdError("--typical came with plain decoding, which drafts nothing: expected --artifact, or a --method that drafts")
+        raise LasdError(
+            "--typical came with plain decoding, which drafts nothing: expected --artifact, or a --method that drafts"
+        )
 
 
 def group_prompts(prompts: Sequence[Prompt], batch_size: int) -> list[list[Prompt]]:

@@ -47,13 +47,13 @@ def test_check_needs_no_model() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("batchsize: 3\n", "unknown key batchsize .did you mean batch_size"),
+        ("batchsize: 3\n", "unknown setting batchsize .did you mean batch_size"),
         ("limit: 1.5\n", "limit is 1.5, expected int or null"),
         ("exclude: file.jsonl\n", "exclude is 'file.jsonl', expected list"),
         ("multi_turn: 1\n", "multi_turn is 1, expected bool"),
-        ("html: strip\n", "html is strip, expected auto or keep"),
-        ("- 1\n", "holds no settings"),
-        ("a: [1\n", "is not YAML"),
+        ("html: strip\n", "html is 'strip'; expected one of auto, keep"),
+        ("- 1\n", "holds a list"),
+        ("a: [1\n", "cannot be read as YAML"),
     ],
 )
 def test_a_bad_file_is_one_line(yaml_file: Any, text: str, words: str) -> None:

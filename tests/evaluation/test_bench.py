@@ -216,6 +216,7 @@ def diverged(exact_expected: bool) -> dict[str, Any]:
     row = {"category": None, "runs": {"generate": run.to_dict(), "plain": other.to_dict()}}
     environment = {"dtype": "float32" if exact_expected else "bfloat16", "device": "d"}
     settings = {"model": "m", "prompts": "p", "max_new_tokens": 2, "batch_size": 1, "environment": environment}
+    settings["temperature"] = 0.0
     return {"exact_expected": exact_expected, "num_prompts": 1, "methods": summarise_rows([row]), "settings": settings}
 
 

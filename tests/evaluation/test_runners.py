@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lasd.artifacts import load_artifact
+from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
 from lasd.drafters import load_drafter
 from lasd.evaluation.exactness import Referee
@@ -54,23 +55,23 @@ def test_generate_ignores_a_repetition_penalty_of_the_checkpoint(
 
 
 def test_generate_runs_with_the_models_own_attention_after_our_decoder_ran(never_ending: TargetModel) -> None:
-    DecoderRunner("plain", never_ending, None, 4).run([PROMPTS[0]])
+    DecoderRunner("plain", never_ending, None, SamplingParams(4)).run([PROMPTS[0]])
     assert never_ending.model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("batch", [PROMPTS[:1], PROMPTS])
 def test_plain_decoding_gives_generates_tokens(batch: list[list[int]], never_ending: TargetModel) -> None:
-    plain = DecoderRunner("plain", never_ending, None, 12, max_slots=3)
+    plain = DecoderRunner("plain", never_ending, None, SamplingParams(12), max_slots=3)
     assert plain.run(batch).tokens == GenerateRunner(never_ending, 12).run(batch).tokens
 
 
 def test_a_plain_run_counts_a_step_for_each_token_but_the_first(never_ending: TargetModel) -> None:
-    run = DecoderRunner("plain", never_ending, None, 12, max_slots=3).run(PROMPTS)
+    run = DecoderRunner("plain", never_ending, None, SamplingParams(12), max_slots=3).run(PROMPTS)
     assert (run.num_tokens, run.kept, run.steps, run.nodes) == (36, 33, 33, 33)
 
 
 def test_the_decoders_own_times_fit_into_the_measured_time(never_ending: TargetModel) -> None:
-    run = DecoderRunner("plain", never_ending, None, 12, max_slots=3).run(PROMPTS)
+    run = DecoderRunner("plain", never_ending, None, SamplingParams(12), max_slots=3).run(PROMPTS)
     counted = run.prefill_s + run.decode_s
     assert 0 < counted <= run.seconds
 
@@ -83,12 +84,12 @@ def test_answers_are_cut_behind_the_first_end_token_on_both_sides(
     monkeypatch.setattr(target, "eos_token_ids", (end,))
     expected = answer[: answer.index(end) + 1]
     assert GenerateRunner(target, 12).run([PROMPTS[1]]).tokens == [expected]
-    assert DecoderRunner("plain", target, None, 12).run([PROMPTS[1]]).tokens == [expected]
+    assert DecoderRunner("plain", target, None, SamplingParams(12)).run([PROMPTS[1]]).tokens == [expected]
 
 
 def test_medusa_drafts_accepts_and_keeps_the_tokens(never_ending: TargetModel, heads_folder: Path) -> None:
     drafter = load_drafter(load_artifact(heads_folder), never_ending, "medusa")
-    run = DecoderRunner("medusa", never_ending, drafter, 40, max_slots=3).run(PROMPTS)
+    run = DecoderRunner("medusa", never_ending, drafter, SamplingParams(40), max_slots=3).run(PROMPTS)
     assert run.tokens == GenerateRunner(never_ending, 40).run(PROMPTS).tokens
     assert run.nodes > run.steps
     assert sum(run.accepted_per_step) == run.kept - run.steps > 0

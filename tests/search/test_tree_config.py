@@ -25,7 +25,7 @@ def test_the_work_folder_lies_beside_the_artifact():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([*NEEDED, "--max_node", "3", "--limits", "4"], "limits"),
+        ([*NEEDED, "--max_node", "3", "--limits", "4"], "max_node .did you mean max_nodes"),
         ([*NEEDED, "--max_nodes", "many"], "invalid int value"),
         ([*NEEDED, "--max_nodes", "1"], "max_nodes is 1; it must be a whole number from 2"),
         ([*NEEDED, "--contexts", "0"], r"contexts is \[0\]"),
@@ -33,7 +33,7 @@ def test_the_work_folder_lies_beside_the_artifact():
         ([*NEEDED, "--prompts", "p"], "both --data and --prompts"),
         (NEEDED[:4], "neither --data nor --prompts"),
         (NEEDED[2:], "--model is missing"),
-        ([*NEEDED, "--config"], "--config . is not a file"),
+        ([*NEEDED, "--config"], "--config has no value"),
         ([*NEEDED, "--config", "nowhere.yaml"], "nowhere.yaml is not a file"),
     ],
 )

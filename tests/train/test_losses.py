@@ -129,6 +129,22 @@ def test_bf16_gradient_points_where_the_float32_one_does():
     assert similarity > 0.999
 
 
+@pytest.mark.parametrize("linear", [True, False])
+def test_small_gradients_do_not_vanish_behind_a_float16_model(linear):
+    features, targets, scale, (weight,) = problem(positions=64, vocab=200, hidden=32)
+    half = weight.half()
+    scale = scale * 1e-6  # as among a million positions
+
+    def project(rows):
+        return rows.half() @ half.T
+
+    exact = gradients(plain_head_loss, features, targets, scale, [Projection.of_weight(half.float())] * NUM_HEADS)
+    projection = Projection(project, half if linear else None)
+    fast = gradients(head_loss, features, targets, scale, [projection] * NUM_HEADS)
+    similarity = nn.functional.cosine_similarity(fast[2][0].flatten(), exact[2][0].flatten(), 0)
+    assert similarity > 0.999
+
+
 def test_every_head_gets_a_gradient():
     features, targets, scale, (weight,) = problem()
     *_, (gradient,) = gradients(head_loss, features, targets, scale, [Projection.of_weight(weight)] * NUM_HEADS)
