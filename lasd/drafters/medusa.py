@@ -194,7 +194,7 @@ class MedusaDrafter:
             places = [0] + [
                 1 + (depth - 1) * width + rank for depth, rank in zip(shape.depths[1:], shape.ranks[1:], strict=True)
             ]
-            self._picks[key] = torch.tensor(places, device=device)
+            self._picks[key] = on_device(places, device)
         return self._picks[key]
 
 

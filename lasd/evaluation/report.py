@@ -161,8 +161,8 @@ def _exactness_lines(result: Mapping[str, Any]) -> Iterable[str]:
 
 
 def say(out: Console, line: str) -> None:
-    """Prints a line as it is: no markup, no colours for numbers."""
-    out.print(line, markup=False, highlight=False)
+    """Prints a line as it is: no markup, no colours for numbers, not broken."""
+    out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(title: str, first: str, *others: str) -> Table:

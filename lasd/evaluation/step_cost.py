@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lasd.decoding.attention import StepRows
+from lasd.decoding.cache import KVCache
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.loading import load_target
 from lasd.decoding.rows import verify_rows
@@ -75,8 +76,9 @@ def batch_cost(
     """A step of `size` sequences with a tree of `nodes` each, against as many single steps.
 
     Returns:
-        medians in ms, and for the verify pass and the whole step of the decoder (draft to commit): `measured` =
-        batch / (size x single), `predicted` = t(size x nodes) / (size x t(nodes)), `deviation` = measured / predicted - 1.
+        medians in ms, and for the verify pass and for the decoder's whole step (draft to commit): `measured` =
+        batch / (size x single), `predicted` = t(size x nodes) / (size x t(nodes)), and `deviation` =
+        measured / predicted - 1.
     """
     if size < 2 or nodes < 1 or context <= RAGGED * size:
         raise LasdError(
@@ -112,12 +114,13 @@ def attention_cost(target: TargetModel, *, rows: int = 32, context: int = 2048, 
         cache / ours; `largest_difference` of the logits, over their largest value.
     """
     if rows < 2 or context < 1:
-        raise LasdError(f"attention was to be compared for {rows} rows and {context} cached tokens; take 2 and 1 or more")
+        raise LasdError(
+            f"attention was to be compared at {rows} rows and {context} cached tokens; take at least 2 and 1"
+        )
     _check_positions(target, context + rows)
     step = _rows(target, [context], rows)
     ours, dynamic = target.new_cache(1, context + rows), DynamicCache()
-    ours.advance(0, [context])
-    _fill(target, dynamic, ours, context)
+    _fill(target, context, ours, dynamic)
 
     def own_with_our_cache() -> Tensor:
         ours.begin(0, 1, rows)
@@ -161,27 +164,33 @@ def verify_pass(target: TargetModel, lengths: list[int], nodes: int) -> Callable
 
 def report(result: dict[str, Any]) -> str:
     """The results as text."""
-    lines = []
-    for cost in result["batch"]:
-        ms = cost["ms"]
+    return "\n".join([*(_batch_lines(cost) for cost in result["batch"]), _attention_lines(result["attention"])])
+
+
+def _batch_lines(cost: dict[str, Any]) -> str:
+    ms, size = cost["ms"], cost["size"]
+    lines = [
+        f"batch of {size}, {cost['nodes']} nodes each, {cost['context']} cached tokens: a step takes "
+        f"{ms['batch_step']:.2f} ms, {size} single steps {size * ms['single_step']:.2f} ms"
+    ]
+    for part in ("pass", "step"):
+        one = cost[part]
+        verdict = "within" if one["within"] else "NOT within"
         lines.append(
-            f"B = {cost['size']}, {cost['nodes']} nodes each, {cost['context']} cached tokens: a step takes "
-            f"{ms['batch_step']:.2f} ms, {cost['size']} single steps {cost['size'] * ms['single_step']:.2f} ms"
+            f"  {part}: {one['measured']:.3f} of the single ones, t(rows) predicts {one['predicted']:.3f} "
+            f"({one['deviation']:+.0%}, {verdict} {TOLERANCE:.0%})"
         )
-        lines += [
-            f"  {part}: {cost[part]['measured']:.3f} of the single ones; t(rows) predicts {cost[part]['predicted']:.3f} "
-            f"({cost[part]['deviation']:+.0%}, {'within' if cost[part]['within'] else 'NOT within'} {TOLERANCE:.0%})"
-            for part in ("pass", "step")
-        ]
-    attention = result["attention"]
-    ms = attention["ms"]
-    lines.append(
-        f"{attention['rows']} rows behind {attention['context']} cached tokens: ours {ms['ours']:.2f} ms; the model's own "
-        f"{attention['own_attention']} attention with a DynamicCache {ms['own_model']:.2f} ms ({attention['speedup']:.2f}x), "
-        f"with our cache {ms['own_attention_our_cache']:.2f} ms ({attention['speedup_attention']:.2f}x); "
-        f"logits differ by at most {attention['largest_difference']:.1e} of the largest"
-    )
     return "\n".join(lines)
+
+
+def _attention_lines(cost: dict[str, Any]) -> str:
+    ms, own = cost["ms"], f"the model's own {cost['own_attention']}"
+    return (
+        f"{cost['rows']} rows behind {cost['context']} cached tokens: {ms['ours']:.2f} ms with ours\n"
+        f"  {own} with a DynamicCache: {ms['own_model']:.2f} ms ({cost['speedup']:.2f}x)\n"
+        f"  {own} with our cache: {ms['own_attention_our_cache']:.2f} ms ({cost['speedup_attention']:.2f}x)\n"
+        f"  logits differ by at most {cost['largest_difference']:.1e} of the largest"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -191,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto", help="bf16, fp16, fp32, or auto: the checkpoint's own")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, or auto: a GPU if there is one")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 16], help="tree nodes of each sequence in the batch")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 16], help="tree nodes of each sequence")
     parser.add_argument("--batch-context", type=int, default=256, help="cached tokens of the batch's longest sequence")
     parser.add_argument("--rows", type=int, default=32, help="rows of the step that attention is compared in")
     parser.add_argument("--context", type=int, default=2048, help="cached tokens before it")
@@ -221,23 +230,24 @@ def _decoder_step(target: TargetModel, lengths: list[int], nodes: int, steps: in
     """One more step of a decoder that holds sequences of these lengths, for up to `steps` calls."""
     drafter = StarDrafter(nodes, target.vocab_size) if nodes > 1 else None
     params = SamplingParams(max_new_tokens=2 * steps + 2, eos_token_ids=())
-    decoder = Decoder(
-        target, drafter, max_slots=len(lengths), max_context=min(max(lengths) + params.max_new_tokens, target.max_positions)
-    )
+    longest = min(max(lengths) + params.max_new_tokens, target.max_positions)
+    decoder = Decoder(target, drafter, max_slots=len(lengths), max_context=longest)
     ids_BN = torch.randint(target.vocab_size, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(0))
     decoder.admit([ids[:length] for ids, length in zip(ids_BN.tolist(), lengths, strict=True)], params)
     return decoder.step
 
 
-def _fill(target: TargetModel, dynamic: DynamicCache, ours: Any, context: int) -> None:
-    """Gives both caches the same random keys and values, `context` tokens of one sequence."""
-    for layer, entry in enumerate(target.layout):
+def _fill(target: TargetModel, context: int, ours: KVCache, dynamic: DynamicCache) -> None:
+    """Gives both caches the same random keys and values: one sequence of `context` tokens."""
+    ours.begin(0, 1, context)
+    for layer, layout in enumerate(target.layout):
         keys, values = (
-            torch.randn(1, entry.heads, context, size, device=entry.device).to(entry.dtype)
-            for size in (entry.key_size, entry.value_size)
+            torch.randn(1, layout.heads, context, size, device=layout.device).to(layout.dtype)
+            for size in (layout.key_size, layout.value_size)
         )
-        ours.fill(layer, keys, values)
+        ours.update(keys, values, layer)
         dynamic.update(keys, values, layer)
+    ours.advance(0, [context])
 
 
 def _ratio(measured: float, predicted: float) -> dict[str, float | bool]:
