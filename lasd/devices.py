@@ -33,7 +33,11 @@ def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
     `torch.tensor(values, device=...)` makes the host wait until a GPU has done all it was given; a copy that starts
     from pinned memory does not.
     """
-    tensor = torch.tensor(values)
+    return upload(torch.tensor(values), device)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor's values on a device, without waiting for it."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

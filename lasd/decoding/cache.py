@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from lasd.devices import on_device
+from lasd.devices import on_device, upload
 from lasd.errors import LasdError
 
 
@@ -157,10 +157,7 @@ class KVCache(Cache):
 
     def _ragged_index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._on_device:
-            self._on_device[device] = (
-                self._rows_B1.to(device, non_blocking=True),
-                self._slots_BN.to(device, non_blocking=True),
-            )
+            self._on_device[device] = upload(self._rows_B1, device), upload(self._slots_BN, device)
         return self._on_device[device]
 
     # What transformers asks of a cache besides `update`:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lasd.decoding.attention import StepRows
 from lasd.decoding.cache import CacheFull, KVCache
 from lasd.decoding.custom_generate import decode_for_transformers
+from lasd.decoding.prefill import prefill
 from lasd.decoding.request import GenerationResult, OnTokens, Request
 from lasd.decoding.rows import verify_rows
 from lasd.decoding.sampling import SamplingParams
@@ -27,9 +27,6 @@ from lasd.decoding.verdict import decide
 from lasd.devices import on_device
 from lasd.drafters.base import Budget, DraftContext, Drafter, StepOutcome
 from lasd.errors import LasdError
-
-PREFILL_TOKENS = 4096
-"""Most tokens of one prefill pass; longer prompts go in chunks."""
 
 
 class Decoder:
@@ -224,11 +221,13 @@ class Decoder:
     @torch.inference_mode()
     def _prefill(self, requests: list[Request]) -> None:
         """Caches the prompts behind the live rows; their last positions' logits decide the first tokens."""
+        assert self._cache is not None
         self._clock.restart()
         first = len(self._live)
         self._live += requests
         try:
-            logits_BV, hidden_BD = self._prefill_pass(first, [request.context.tokens for request in requests])
+            prompts = [request.context.tokens for request in requests]
+            logits_BV, hidden_BD = prefill(self.target, self._cache, first, prompts)
             verdict = decide(logits_BV.unsqueeze(1), requests, batch_trees(self._roots(requests), self.target.device))
             read = torch.cat([verdict.finite_B.unsqueeze(1).long(), verdict.picks_BN], 1).tolist()
             self._check_finite(requests, [finite for finite, _ in read])
@@ -244,39 +243,6 @@ class Decoder:
             if self.drafter and request.finish_reason is None:
                 self.drafter.start(request.context)
         self._end_finished(requests)
-
-    def _prefill_pass(self, first: int, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Logits [B, V] and hidden states [B, D] of each prompt's last token."""
-        cache, device = self._cache, self.target.device
-        assert cache is not None
-        rows, lengths = slice(first, first + len(prompts)), [len(prompt) for prompt in prompts]
-        cache.lengths[rows] = [0] * len(prompts)
-        ids_BN = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(
-            device
-        )
-        last_B = torch.tensor(lengths, device=device) - 1
-        chunk = max(1, PREFILL_TOKENS // len(prompts))
-        logits, hidden = [], []
-        for start in range(0, max(lengths), chunk):
-            part_BN = ids_BN[:, start : start + chunk]
-            width = part_BN.shape[1]
-            positions_BN = torch.arange(start, start + width, device=device).expand(len(prompts), -1)
-            ends_here = [start < length <= start + width for length in lengths]
-            place_B = (last_B - start).clamp(0, width - 1)
-            out = self.target.forward(
-                StepRows(part_BN, positions_BN), cache, place_B if any(ends_here) else "none", first
-            )
-            cache.advance(first, [width] * len(prompts))
-            hidden_BD = out[1][torch.arange(len(prompts), device=device), place_B]
-            for b, here in enumerate(ends_here):
-                if here:
-                    logits.append((b, out[0][b, 0]))
-                    hidden.append((b, hidden_BD[b]))
-        cache.lengths[rows] = lengths
-        in_order = [
-            torch.stack([one for _, one in sorted(part, key=lambda item: item[0])]) for part in (logits, hidden)
-        ]
-        return in_order[0], in_order[1]
 
     # One step
 

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from lasd.devices import on_device, upload
 from lasd.errors import LasdError
 
 
@@ -249,7 +250,7 @@ def _stacked_shapes(shapes: Sequence[TreeShape], nodes: int, device: torch.devic
         one, n = shape.on(cpu), shape.num_nodes
         parents[b, :n], depths[b, :n], mask[b, :n] = one.parents_N, one.depths_N, True
         ancestors[b, :n, :n] = one.ancestors_NN
-    return tuple(t.to(device, non_blocking=True) for t in (parents, depths, ancestors, mask))
+    return tuple(upload(t, device) for t in (parents, depths, ancestors, mask))
 
 
 def _sibling_ranks(parents: tuple[int, ...]) -> tuple[int, ...]:
@@ -272,9 +273,9 @@ def _limited(shape: TreeShape, max_nodes: int, max_depth: int) -> TreeShape:
 
 @lru_cache(maxsize=512)
 def _shape_tensors(shape: TreeShape, device: torch.device) -> ShapeTensors:
-    nodes = shape.num_nodes
-    ancestors = torch.zeros(nodes, nodes, dtype=torch.bool)
-    for node in range(nodes):
-        ancestors[node, shape.ancestry(node)] = True
-    parents = torch.tensor((0,) + shape.parents[1:])
-    return ShapeTensors(*(t.to(device) for t in (parents, torch.tensor(shape.depths), ancestors)))
+    nodes = range(shape.num_nodes)
+    seen = [set(shape.ancestry(node)) for node in nodes]
+    ancestors = [[other in seen[node] for other in nodes] for node in nodes]
+    return ShapeTensors(
+        on_device((0,) + shape.parents[1:], device), on_device(shape.depths, device), on_device(ancestors, device)
+    )

@@ -8,7 +8,8 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
-from lasd.decoding import loading, target as target_module
+from lasd.decoding import loading
+from lasd.decoding import target as target_module
 from lasd.decoding.conformance import LIMITS, TESTED, check_conformance
 from lasd.decoding.loading import load_target
 from lasd.decoding.target import TargetModel
@@ -112,7 +113,7 @@ def shifted(rows):
 def test_a_wrong_mask_is_found_and_named(change, dtype, monkeypatch):
     target = TargetModel(copy.deepcopy(tiny_model("llama")).to(dtype))
     monkeypatch.setattr(target_module, "step_mask", wrong_mask(change))
-    with pytest.raises(LasdError, match="llama is not among the families .* a draft tree differ .* of their spread"):
+    with pytest.raises(LasdError, match=r"llama is not among the families .* a draft tree differ .* of their spread"):
         check_conformance(target)
 
 

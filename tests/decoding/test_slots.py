@@ -76,7 +76,7 @@ def test_long_prompts_are_prefilled_in_chunks(llama, monkeypatch):
     whole = [
         result.tokens for result in Decoder(llama, max_slots=3).generate(prompts, SamplingParams(max_new_tokens=12))
     ]
-    monkeypatch.setattr("lasd.decoding.decoder.PREFILL_TOKENS", 30)
+    monkeypatch.setattr("lasd.decoding.prefill.PREFILL_TOKENS", 30)
     assert [
         result.tokens for result in Decoder(llama, max_slots=3).generate(prompts, SamplingParams(max_new_tokens=12))
     ] == whole

@@ -34,19 +34,9 @@ needs_bitsandbytes = pytest.mark.skipif(
 
 def own_answer(model) -> list[int]:
     """What the model's own generate says."""
-    ids = torch.tensor(
-        [PROMPT], device=model.get_input_embeddings().weight.device if model.device.type == "cuda" else "cpu"
-    )
-    mask = torch.ones_like(ids)
-    out = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return out[0, len(PROMPT) :].tolist()
+    ids = torch.tensor([PROMPT])
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)[0, len(PROMPT) :].tolist()
 
 
 def answers_of(target: TargetModel, own: list[int]) -> dict[str, list[int]]:
@@ -155,7 +145,8 @@ def test_int8_without_outlier_columns_decodes_as_its_own_generate(folder):
 
 @needs_bitsandbytes
 def test_int8_is_close_to_its_own_forward(folder):
-    """With outlier columns, which columns are multiplied unquantised depends on all rows of a pass: close, not equal."""
+    """Which columns count as outliers, and are multiplied unquantised, depends on all rows of a pass: close, not
+    equal."""
     target = load_target(folder, dtype="fp32", quantization="int8", device="cpu")
     assert type(target.model.model.layers[0].mlp.up_proj).__name__ == "Linear8bitLt"
     ours, own = tree_logits(target)
@@ -207,7 +198,7 @@ def test_an_adapter_that_adds_tokens_is_refused():
 
 
 def test_an_adapter_that_is_not_there_is_one_line(folder, tmp_path):
-    with pytest.raises(LasdError, match="cannot be loaded|is neither a folder here|cannot be reached"):
+    with pytest.raises(LasdError, match=r"cannot be loaded|is neither a folder here|cannot be reached"):
         load_target(folder, device="cpu", adapter=str(tmp_path / "absent"))
 
 
@@ -311,7 +302,7 @@ def test_a_forward_that_cannot_be_bound_to_the_view_is_refused():
     model = fresh()
     inner = model.model.layers[1].forward
     model.model.layers[1].forward = lambda *args, **kwargs: inner(*args, **kwargs)
-    with pytest.raises(LasdError, match="the forward of a LlamaDecoderLayer was replaced by .*lambda"):
+    with pytest.raises(LasdError, match=r"the forward of a LlamaDecoderLayer was replaced by .*lambda"):
         TargetModel(model)
 
 
