@@ -2,20 +2,22 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.request import GenerationResult
 from lasd.decoding.sampling import SamplingParams
+from lasd.decoding.stats import DecodeStats
 from lasd.decoding.target import TargetModel
 from lasd.drafters import load_drafter
 from lasd.errors import LasdError
 from lasd.evaluation.metrics import PLAIN
 from lasd.evaluation.prompts import Prompt, check_file, check_length, encode, read_prompts
 from lasd.evaluation.setup import ModelChoice, method_label, refuse_typical_without_drafts
+from lasd.streaming import TextStream
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,34 @@ def run_generate(config: GenerateConfig, params: SamplingParams, *, as_json: boo
     """Answers the prompts one by one on stdout; without `as_json` a line of statistics follows each on stderr."""
     if config.prompts is not None:
         check_file(config.prompts)
-    target, artifact = config.choice.load()
-    prompts = _prompts(config, target)
-    method = config.method or (artifact.manifest.kind if artifact is not None else PLAIN)
-    refuse_typical_without_drafts(params.typical, [method])
-    label = method_label(method, params)
-    decoder = Decoder(target, load_drafter(artifact, target, method))
-    for prompt in prompts:
+    decoder, label = open_decoder(config.choice, config.method, params)
+    for prompt in _prompts(config, decoder.target):
         if as_json:
             result = decoder.generate([prompt.ids], params)[0]
             print(json.dumps(answer_record(prompt, result, label, params), ensure_ascii=False), flush=True)
             continue
         if config.prompts is not None:
             print(f"[{prompt.id}]")
-        stream = TextStream(target.tokenizer)
-        result = decoder.generate([prompt.ids], params, on_tokens=stream.take)[0]
-        stream.finish(result.text)
+        stream = TextStream(decoder.target.tokenizer, params.stop)
+        result = decoder.generate([prompt.ids], params, on_tokens=partial(_show_tokens, stream))[0]
+        _show(stream.finish(result.text) + "\n")
         print(f"{label}: {statistics_line(result)}", file=sys.stderr, flush=True)
+
+
+def open_decoder(choice: ModelChoice, method: str | None, params: SamplingParams) -> tuple[Decoder, str]:
+    """The decoder of one method (by default the artifact's, or plain), and what to call it beside its results."""
+    target, artifact = choice.load()
+    method = method or (artifact.manifest.kind if artifact is not None else PLAIN)
+    refuse_typical_without_drafts(params.typical, [method])
+    return Decoder(target, load_drafter(artifact, target, method)), method_label(method, params)
+
+
+def _show_tokens(stream: TextStream, index: int, tokens: list[int]) -> None:
+    _show(stream.take(tokens))
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _prompts(config: GenerateConfig, target: TargetModel) -> list[Prompt]:
@@ -61,32 +74,6 @@ def _prompts(config: GenerateConfig, target: TargetModel) -> list[Prompt]:
     ids = encode(target, [{"role": "user", "content": config.prompt}], raw=config.raw)
     check_length(target, len(ids), 1)
     return [Prompt("prompt", None, tuple(ids))]
-
-
-class TextStream:
-    """Prints an answer while it grows: only text that later tokens cannot change any more."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.tokens: list[int] = []
-        self.printed = ""
-
-    def take(self, index: int, tokens: Sequence[int]) -> None:
-        """Called by the decoder with newly committed tokens."""
-        self.tokens += tokens
-        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        if not text.endswith("\ufffd"):  # an unfinished character
-            self._print(text)
-
-    def finish(self, text: str) -> None:
-        """Prints what is left of the whole answer, and ends the line."""
-        self._print(text)
-        print(flush=True)
-
-    def _print(self, text: str) -> None:
-        if text.startswith(self.printed):
-            print(text[len(self.printed) :], end="", flush=True)
-            self.printed = text
 
 
 def answer_record(prompt: Prompt, result: GenerationResult, label: str, params: SamplingParams) -> dict[str, Any]:
@@ -106,10 +93,15 @@ def answer_record(prompt: Prompt, result: GenerationResult, label: str, params: 
 
 def statistics_line(result: GenerationResult) -> str:
     """Speed and acceptance of one answer in a line."""
-    stats = result.stats
+    return f"{describe_stats(result.stats)}; ended by {result.finish_reason}"
+
+
+def describe_stats(stats: DecodeStats) -> str:
+    """Speed and acceptance of one answer, or of several merged, in a line."""
     speed = stats.tokens / stats.total_s if stats.total_s else 0.0
     return (
         f"{stats.tokens} tokens in {stats.total_s:.2f} s, {speed:.1f} tokens/s; {stats.tokens_per_step:.2f} tokens a "
-        f"step in {stats.steps} steps; prefill {stats.prefill_s:.2f} s, draft {stats.draft_s:.2f} s, "
-        f"verify {stats.verify_s:.2f} s, overhead {stats.overhead_s:.2f} s; ended by {result.finish_reason}"
+        f"step in {stats.steps} steps, {sum(stats.accepted_per_step)} of {stats.nodes - stats.steps} drafted tokens "
+        f"accepted; prefill {stats.prefill_s:.2f} s, draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s, "
+        f"overhead {stats.overhead_s:.2f} s"
     )

@@ -96,6 +96,37 @@ def generate(
 
 
 @app.command()
+def chat(
+    model: Model,
+    artifact: ArtifactDir = None,
+    method: Annotated[str | None, typer.Option("--method", help="Method; default: the artifact's, or plain.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="The system prompt.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Of each answer.")] = 512,
+    temperature: Temperature = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="1 is off.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first answer; each next one adds 1.")] = 0,
+    typical: Typical = None,
+    drop_oldest: Annotated[
+        bool,
+        typer.Option("--drop-oldest", help="Forget the oldest turns when the context is full, instead of refusing."),
+    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    revision: Revision = None,
+    quantization: Quantization = None,
+) -> None:
+    """Talk with a model, or answer the lines of a pipe; /help lists the commands."""
+    from lasd.chat_loop import ChatConfig, run_chat
+    from lasd.decoding.sampling import SamplingParams
+    from lasd.evaluation.setup import ModelChoice, parse_typical
+
+    choice = ModelChoice(model, artifact, dtype, device, revision, quantization)
+    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, seed, typical=parse_typical(typical))
+    run_chat(ChatConfig(choice, method, system, drop_oldest), params)
+
+
+@app.command()
 def bench(
     model: Model,
     prompts: PromptsFile,

@@ -120,7 +120,7 @@ def true_ranks(target: TargetModel, heads: MedusaHeads, hidden_MD: Tensor, true_
     Returns:
         int64 [M, K].
     """
-    guesses_KMR = heads.logits(hidden_MD, target).topk(max_rank, dim=-1).indices
+    guesses_KMR = heads.candidates(hidden_MD, target, max_rank)
     right_KMR = guesses_KMR == true_MK.T.unsqueeze(-1)
     ranks_KM = right_KMR.int().argmax(-1).masked_fill(~right_KMR.any(-1), max_rank)
     return ranks_KM.T

@@ -173,7 +173,7 @@ class TreeSearch:
         hidden_MD = torch.zeros(
             1, self.target.hidden_size, dtype=self.target.dtype, device=self.target.lm_head.weight.device
         )
-        return self.heads.logits(hidden_MD, self.target, slice(0, depth)).topk(self.config.max_rank, dim=-1).indices
+        return self.heads.candidates(hidden_MD, self.target, self.config.max_rank, slice(0, depth))
 
 
 def chain_growth(length: int) -> Growth:

@@ -57,7 +57,7 @@ CHAIN = [(0,) * depth for depth in range(1, 5)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)]
 
 
-def medusa(target: TargetModel, answers: Answers) -> Drafter:
+def medusa(target: TargetModel, answers: Answers) -> MedusaDrafter:
     """Random heads: mostly wrong, now and then right."""
     torch.manual_seed(7)
     heads = MedusaHeads(target.hidden_size, 3)
@@ -66,12 +66,20 @@ def medusa(target: TargetModel, answers: Answers) -> Drafter:
     return MedusaDrafter(heads, TreeShape.from_dense([4, 2, 2]), target)
 
 
+def medusa_of_few_tokens(target: TargetModel, answers: Answers) -> Drafter:
+    """The same heads, allowed to propose every second token only."""
+    drafter = medusa(target, answers)
+    drafter.heads.token_map = torch.arange(0, target.vocab_size, 2)
+    return drafter
+
+
 DRAFTERS: dict[str, Callable[[TargetModel, Answers], Drafter]] = {
     "right_chain": lambda target, answers: Scripted(answers, target.vocab_size, CHAIN, right=True),
     "right_tree": lambda target, answers: Scripted(answers, target.vocab_size, TREE, right=True),
     "right_scratch": lambda target, answers: Scripted(answers, target.vocab_size, TREE, right=True, scratch=5),
     "wrong_tree": lambda target, answers: Scripted(answers, target.vocab_size, TREE, right=False),
     "medusa": medusa,
+    "medusa_token_map": medusa_of_few_tokens,
 }
 ALWAYS_RIGHT = {"right_chain", "right_tree", "right_scratch"}
 ALWAYS_WRONG = {"wrong_tree"}

@@ -60,6 +60,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 8.0,
             "query_pre_attn_scalar": 16,
+            "attn_implementation": "eager",  # transformers 5.17 would take sdpa, which leaves the soft cap out
         },
     ),
     "gemma3": (

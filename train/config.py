@@ -34,6 +34,9 @@ class MedusaConfig:
     projection: str = _setting(
         "shared", "shared: the model's own output embedding; own: one a head.", ("shared", "own")
     )
+    draft_vocab: int = _setting(
+        0, "Heads propose only this many tokens, the most frequent of the training answers; 0: the whole vocabulary."
+    )
     head_decay: float = _setting(0.8, "Head k's loss has the weight head_decay ** k.")
 
     learning_rate: float = _setting(2e-3, "Peak learning rate.")
@@ -101,6 +104,7 @@ class MedusaConfig:
             ("eval_new_tokens", self.eval_new_tokens >= 2, "2 or above"),
             ("save_steps", self.save_steps >= 0, "0 (a tenth of the run) or above"),
             ("save_total_limit", self.save_total_limit >= 2, "2 or above"),
+            ("draft_vocab", self.draft_vocab >= 0, "0 (the whole vocabulary) or above"),
             ("logging_steps", self.logging_steps >= 1, "1 or above"),
         )
         for name, fine, expected in checks:

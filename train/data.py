@@ -143,6 +143,12 @@ def _why_dropped(record: RecordLike, ids_L: Tensor, mask_L: Tensor, seen: set[st
     return ""
 
 
+def frequent_tokens(samples: Sequence[Sample], count: int) -> Tensor:
+    """The `count` most frequent labelled tokens, int64, in the order of their ids; all where there are fewer."""
+    counts = torch.bincount(torch.cat([sample.ids_L[sample.mask_L] for sample in samples]).long())
+    return counts.argsort(descending=True, stable=True)[: min(count, int((counts > 0).sum()))].sort().values
+
+
 def plan_steps(
     samples: Sequence[Sample],
     *,

@@ -83,6 +83,9 @@ class ProgressReport(TrainerCallback):
 def evaluation_line(logs: dict[str, Any]) -> str:
     """The numbers of one evaluation in one line."""
     parts = []
+    if "eval_accepted_per_step" in logs:
+        goal = logs["eval_accepted_goal"]
+        parts.append(f"{logs['eval_accepted_per_step']:.2f} drafted tokens accepted a step (goal {goal:.2f})")
     for top in ("top1", "top5"):
         values = [value for name, value in logs.items() if name.startswith("eval_head") and name.endswith(top)]
         if values:

@@ -19,7 +19,7 @@ from lasd.drafters.medusa import MedusaHeads
 from lasd.errors import LasdError
 from train import checkpoints
 from train.config import FREE_FIELDS, MedusaConfig, resolved
-from train.data import DataReport, PlannedBatches, Sample, coloured, plan_steps, prepare_samples
+from train.data import DataReport, PlannedBatches, Sample, coloured, frequent_tokens, plan_steps, prepare_samples
 from train.evaluator import HeldOutEvaluator, MetricsLog, curve
 from train.held_out import default_tree
 from train.hidden_cache import HiddenCache
@@ -60,6 +60,8 @@ def train_heads(config: MedusaConfig, command: Sequence[str]) -> None:
             f"{config.max_dropped_share:.0%}: look at the data, or raise max_dropped_share"
         )
     heads = new_heads(config, target)
+    if config.draft_vocab:
+        heads.token_map = frequent_tokens(train, config.draft_vocab)
     if config.overfit_one_batch:
         from train.overfit import overfit
 
@@ -250,6 +252,9 @@ def save(
         ),
     )
     dtype = DTYPES[config.heads_dtype]
-    tensors = {name: value.detach().to(dtype) for name, value in heads.state_dict().items()}
+    tensors = {
+        name: value.detach().to(dtype) if value.is_floating_point() else value.detach()
+        for name, value in heads.state_dict().items()
+    }
     save_artifact(output, manifest, tensors)
     logger.info("saved %s", output)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lasd.decoding.attention import StepRows
 from lasd.decoding.rows import verify_rows
@@ -82,7 +83,7 @@ def _limit(target: TargetModel) -> float:
     return max(limit, QUANTIZED_LIMIT) if getattr(target.model, "is_quantized", False) else limit
 
 
-def _with_short_window(model: Any) -> Any:
+def _with_short_window(model: PreTrainedModel) -> PreTrainedModel:
     """A view of the model whose sliding window, if it has one, is shorter than the check's text."""
     view = model_view(model)
     config = view.config.get_text_config()
@@ -91,7 +92,7 @@ def _with_short_window(model: Any) -> Any:
         config.sliding_window = WINDOW
         for module in view.modules():
             if module.__dict__.get("sliding_window") == window:
-                module.sliding_window = WINDOW
+                module.__dict__["sliding_window"] = WINDOW
     return view
 
 

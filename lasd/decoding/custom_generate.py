@@ -78,7 +78,9 @@ def decode_for_transformers(
     pad = pad if pad is not None else (min(eos) if eos else 0)
     tail = torch.tensor([answer + [pad] * (longest - len(answer)) for answer in answers], device=input_ids.device)
     sequences = torch.cat([input_ids, tail], 1)
-    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+    return sequences
 
 
 def _of_row(processors: Iterable[Any], row: int) -> tuple[Any, ...]:

@@ -60,7 +60,8 @@ def load_target(
         model: a short name (`lasd.zoo`), a folder, or a Hub id.
         dtype: "bf16", "fp16", "fp32", or "auto" for the checkpoint's own.
         device: "cpu", "cuda", "cuda:1" ..., or "auto": a GPU if there is one.
-        quantization: None, "nf4" or "int8" (bitsandbytes).
+        quantization: None, "nf4" or "int8" (bitsandbytes). int8 multiplies columns with outliers unquantised, and which
+            columns these are depends on all rows of a pass: answers are close to one-row decoding's, not always equal.
         trust_remote_code: whether code that the repository ships may run.
         adapter: folder or Hub id of peft weights to load over the model.
         device_map: as transformers takes it, to place layers on several devices; `device` is then ignored.
@@ -90,6 +91,8 @@ def load_target(
             resolved.source, revision=resolved.revision, trust_remote_code=trust_remote_code
         )
         refuse_config(config)
+        if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+            kwargs["attn_implementation"] = "eager"  # some releases choose sdpa, which leaves the soft cap out
         loaded = AutoModelForCausalLM.from_pretrained(resolved.source, dtype=DTYPES.get(dtype, "auto"), **kwargs)
         tokenizer = AutoTokenizer.from_pretrained(
             resolved.source, revision=resolved.revision, trust_remote_code=trust_remote_code

@@ -81,6 +81,7 @@ class TargetModel:
         self.lm_head = model.get_output_embeddings()
         if self.lm_head is None:
             raise LasdError(f"{type(model).__name__} has no output embedding; lasd decodes causal language models only")
+        _warn_of_lost_soft_cap(self.config)
         self._view = model_view(model)
         self._view.config._attn_implementation = NAME
         self._view.config.get_text_config()._attn_implementation = NAME
@@ -303,6 +304,16 @@ def _refuse_unsupported(model: PreTrainedModel, config: Any) -> None:
             f"{type(model).__name__} does not go through transformers' attention interface; lasd cannot give it a "
             "tree mask; "
             "use a model whose attention does"
+        )
+
+
+def _warn_of_lost_soft_cap(config: Any) -> None:
+    """Transformers lets gemma2 use sdpa in some releases (5.17), though sdpa has no soft cap."""
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        log.warning(
+            "this %s was loaded with sdpa attention, which leaves out its soft cap; lasd applies it, so answers differ "
+            "from the model's own generate; load it with attn_implementation='eager'",
+            config.model_type,
         )
 
 

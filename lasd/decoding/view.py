@@ -4,7 +4,7 @@ not."""
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,7 +30,10 @@ def unwrapped(model: Any) -> PreTrainedModel:
     return model.get_base_model()
 
 
-def model_view(model: nn.Module) -> nn.Module:
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def model_view(model: Model) -> Model:
     """Copies the module tree, not the weights. Configs are copied too (one copy each, shared as in the original).
 
     A module's parameters and buffers are the original's own tensors; replacing a sub-module or a config field of the
@@ -69,7 +72,7 @@ def model_view(model: nn.Module) -> nn.Module:
         _rebind(module, twin, state)
         return twin
 
-    return copy_module(model)
+    return cast(Model, copy_module(model))
 
 
 def _rebind(module: nn.Module, twin: nn.Module, state: dict[str, Any]) -> None:

@@ -56,7 +56,14 @@ class MedusaHeads(nn.Module):
         num_layers: residual blocks of a head, each with weights of its own.
         projection: "shared" or "own".
         vocab_size: V, for own projections.
+
+    Attributes:
+        token_map: int64 [U], or None; the tokens that heads may propose. Candidates then come from U rows of the
+            projection instead of V: drafting gets cheaper, and the rarest tokens are never drafted (the target still
+            emits them).
     """
+
+    token_map: Tensor | None
 
     def __init__(
         self,
@@ -80,6 +87,8 @@ class MedusaHeads(nn.Module):
             projection,
         )
         self.blocks = nn.ModuleList(ResidualBlocks(num_heads, hidden_size) for _ in range(num_layers))
+        self.register_buffer("token_map", None)
+        self._draft_rows: Tensor | None = None
         self.projection_weight: nn.Parameter | None = None
         if projection == "own":
             self.projection_weight = nn.Parameter(torch.zeros(num_heads, vocab_size or 0, hidden_size))
@@ -97,6 +106,33 @@ class MedusaHeads(nn.Module):
         if self.projection_weight is None:
             return target.project(features_KMD)
         return features_KMD @ self.projection_weight[heads].transpose(1, 2)
+
+    def candidates(self, hidden_MD: Tensor, target: "TargetLike", width: int, heads: slice = slice(None)) -> Tensor:
+        """The likeliest tokens of the chosen heads, likeliest first: [M, D] -> int64 [K, M, width]."""
+        if self.token_map is None:
+            return self.logits(hidden_MD, target, heads).topk(width, dim=-1).indices
+        rows = self._rows_of_map(target)
+        features_KMD = self(hidden_MD)[heads]
+        if rows is None:  # an output embedding that is more than a matrix: its logits are computed whole
+            logits_KMU = self.logits(hidden_MD, target, heads)[..., self.token_map]
+        elif rows.dim() == 2:
+            logits_KMU = nn.functional.linear(features_KMD, rows)
+        else:
+            logits_KMU = features_KMD @ rows[heads].transpose(1, 2)
+        return self.token_map[logits_KMU.topk(width, dim=-1).indices]
+
+    def _rows_of_map(self, target: "TargetLike") -> Tensor | None:
+        """The projection's rows of the mapped tokens, gathered once: [U, D] (shared), [K, U, D] (own), or None.
+
+        A family's logit tail is left out: it keeps the order of logits.
+        """
+        assert self.token_map is not None
+        if self._draft_rows is None:
+            if self.projection_weight is not None:
+                self._draft_rows = self.projection_weight.detach()[:, self.token_map]
+            elif type(target.lm_head) is nn.Linear and target.lm_head.bias is None:
+                self._draft_rows = target.lm_head.weight.detach()[self.token_map]
+        return self._draft_rows
 
     @torch.no_grad()
     def init_own_from(self, output_embedding: Tensor) -> None:
@@ -119,6 +155,7 @@ class MedusaHeads(nn.Module):
             found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:4]) or "nothing"
             raise LasdError(f"Medusa heads need blocks.0.weight [heads, hidden, hidden]; the file holds {found}")
         num_heads, hidden_size = first.shape[0], first.shape[1]
+        token_map = tensors.get("token_map")
         with torch.device("meta"):
             heads = cls(
                 hidden_size,
@@ -128,12 +165,21 @@ class MedusaHeads(nn.Module):
                 None if own is None else own.shape[1],
             )
         expected = {name: tuple(tensor.shape) for name, tensor in heads.state_dict().items()}
-        found_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        found_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name != "token_map"}
         if expected != found_shapes:
             wrong = sorted(set(expected.items()) ^ set(found_shapes.items()))
             raise LasdError(
                 f"the heads file does not hold {num_heads} whole heads: {wrong[:4]} differ; train or download it again"
             )
+        if token_map is not None:
+            if (
+                token_map.dtype != torch.int64
+                or token_map.dim() != 1
+                or token_map.unique().numel() != token_map.numel()
+            ):
+                found = f"{str(token_map.dtype)[6:]} {list(token_map.shape)}"
+                raise LasdError(f"token_map is {found}; it must hold different token ids, int64 [tokens]")
+            heads.token_map = token_map  # a buffer: state_dict names it from now on
         heads.load_state_dict(dict(tensors), assign=True)
         return heads
 
@@ -156,7 +202,12 @@ class MedusaDrafter:
                 f"the heads read hidden states of size {heads.hidden_size}, the model has {target.hidden_size}; use "
                 "heads of this model"
             )
-        shape.validate(heads.num_heads, target.vocab_size)
+        if heads.token_map is not None and int(heads.token_map.max()) >= target.vocab_size:
+            raise LasdError(
+                f"the heads' token map names token {int(heads.token_map.max())}, the model has {target.vocab_size}; use "
+                "heads of this model"
+            )
+        shape.validate(heads.num_heads, target.vocab_size if heads.token_map is None else len(heads.token_map))
         self.heads = heads.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
         self.shape, self.target = shape, target
         self.max_nodes = shape.num_nodes
@@ -176,8 +227,8 @@ class MedusaDrafter:
             return [DraftTree(shape, root) for shape, root in zip(shapes, roots_B.split(1), strict=True)]
         hidden_BD = torch.stack([context.hidden_D for context in contexts])
         width = max(self.shape.ranks) + 1
-        logits_KBV = self.heads.logits(hidden_BD, self.target, slice(0, deepest))
-        candidates_BKT = logits_KBV.topk(width, dim=-1).indices.transpose(0, 1)
+        candidates_KBT = self.heads.candidates(hidden_BD, self.target, width, slice(0, deepest))
+        candidates_BKT = candidates_KBT.transpose(0, 1)
         flat_BC = torch.cat([roots_B.unsqueeze(1), candidates_BKT.flatten(1)], 1)
         return [
             DraftTree(shape, flat_C[self._columns(shape, width, device)])

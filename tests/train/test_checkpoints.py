@@ -85,6 +85,10 @@ class TestClaimOutput:
         claim_output(tmp_path, {"logging_steps": 1}, self.free)
         claim_output(tmp_path, {"logging_steps": 2}, self.free)
 
+    def test_a_kept_cache_of_hidden_states_is_no_other_run(self, tmp_path):
+        (tmp_path / "hidden").mkdir()
+        claim_output(tmp_path, {"seed": 1}, self.free)
+
     def test_a_folder_of_something_else_is_refused(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(LasdError, match="not empty and is not a training run"):

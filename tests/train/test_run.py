@@ -76,6 +76,12 @@ def test_every_evaluation_predicts_and_measures(finished_lines):
             assert line[f"eval_predicted_tokens_per_step_{name}"] == pytest.approx(measured)
 
 
+def test_a_gap_between_prediction_and_decoder_is_reported(model_dir, distilled_dir, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("train.held_out.predicted_tokens_per_step", lambda *_: 9.0)
+    train_heads(config_of(model_dir, distilled_dir, tmp_path / "out", max_steps=1), COMMAND)
+    assert "9.00 predicted from the held-out answers" in caplog.text
+
+
 def test_a_finished_run_is_not_repeated(finished, model_dir, distilled_dir):
     before = (finished / "lasd.json").stat().st_mtime_ns
     train_heads(config_of(model_dir, distilled_dir, finished, eval_steps=4), COMMAND)
