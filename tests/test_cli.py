@@ -114,7 +114,27 @@ def test_prove_exits_with_0_when_all_are_equal(lasd: Lasd) -> None:
 def test_prove_exits_with_1_when_nothing_was_drafted(lasd: Lasd) -> None:
     code, out, _ = lasd("prove --model model --artifact heads --prompts prompts.jsonl --max-new-tokens 1 --json")
     assert code == 1
-    assert json.loads(out)["methods"]["medusa"]["verdict"] == "nothing proven"
+    assert json.loads(out)["greedy"][1]["verdict"] == "nothing proven"
+
+
+def test_prove_takes_several_batch_sizes_and_samples(lasd: Lasd) -> None:
+    code, out, _ = lasd(
+        "prove --model model --artifact heads --prompts prompts.jsonl --max-new-tokens 24 --batch-size 1 "
+        "--batch-size 2 --sampling --samples 80 --temperature 0.3 --json"
+    )
+    result = json.loads(out)
+    assert code == 0
+    assert [row["batch_size"] for row in result["greedy"]] == [1, 1, 2, 2]
+    assert [row["verdict"] for row in result["sampling"]] == ["same law", "same law"]
+
+
+def test_typical_acceptance_is_named_lossy_in_text_and_json(lasd: Lasd) -> None:
+    command = (
+        "generate --model model --artifact heads --prompt a --max-new-tokens 5 --temperature 0.7 --typical 0.1,0.3"
+    )
+    assert lasd(command)[2].splitlines()[-1].startswith("medusa (typical 0.1/0.3, LOSSY): ")
+    record = json.loads(lasd(command + " --json")[1])
+    assert (record["method"], record["lossy"]) == ("medusa (typical 0.1/0.3, LOSSY)", True)
 
 
 def test_show_names_the_base_model(lasd: Lasd) -> None:
@@ -136,6 +156,14 @@ MISTAKES = {
     "bench --model model --prompts prompts.jsonl --output x.txt": "expected a file name that ends in .json",
     "bench --model model --prompts prompts.jsonl --max-new-tokens 999 --output x.json": "lower --max-new-tokens to",
     "prove --model model --artifact model --prompts prompts.jsonl": "model has no lasd.json",
+    "generate --model model --artifact heads --prompt a --typical 0.09,0.3": "a temperature above 0",
+    "generate --model model --prompt a --temperature 1 --typical 0.09,0.3": "plain decoding, which drafts nothing",
+    "generate --model model --artifact heads --prompt a --temperature 1 --typical 9": "expected EPSILON,DELTA",
+    "bench --model model --prompts prompts.jsonl --output x.json --quality poems": "expected one of math, summaries",
+    "bench --model model --prompts prompts.jsonl --output x.json --quality math": "prompt 1 has no reference",
+    "bench --model model --prompts prompts.jsonl --output x.json --category zz": "its categories are ab, cd",
+    "prove --model model --prompts prompts.jsonl --record": "--record without --artifact",
+    "prove --model model --prompts prompts.jsonl --sampling --samples 5": "--samples is 5",
     "show absent": "artifact absent does not exist",
 }
 

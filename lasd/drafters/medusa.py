@@ -204,7 +204,8 @@ class MedusaDrafter:
             )
         if heads.token_map is not None and int(heads.token_map.max()) >= target.vocab_size:
             raise LasdError(
-                f"the heads' token map names token {int(heads.token_map.max())}, the model has {target.vocab_size}; use "
+                f"the heads' token map names token {int(heads.token_map.max())}, the model has {target.vocab_size}; "
+                "use "
                 "heads of this model"
             )
         shape.validate(heads.num_heads, target.vocab_size if heads.token_map is None else len(heads.token_map))

@@ -148,7 +148,7 @@ def _settings(
 ) -> dict[str, Any]:
     """All that decides what a row holds; rows with the same settings may be put together, others may not."""
     return {
-        "model": target.source,
+        "model": target.name,
         "revision": target.revision,
         "quantization": target.quantization,
         "methods": list(methods),
@@ -168,8 +168,8 @@ def _settings(
 
 def record_in_artifact(config: BenchConfig, result: Mapping[str, Any]) -> None:
     """Writes the main numbers of each method into the artifact's `measured`, named by prompts, dtype and batch size."""
-    if config.choice.artifact is None:
-        raise LasdError("--record without --artifact: expected the artifact that the results belong to")
+    config.choice.check_record()
+    assert config.choice.artifact is not None
     environment, settings = result["settings"]["environment"], result["settings"]
     parts = [config.prompts.stem, *config.categories, environment["dtype"], f"batch {settings['batch_size']}"]
     parts += [f"temperature {config.temperature:g}"] if config.temperature else []

@@ -234,8 +234,8 @@ def proof_record(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def record_in_artifact(config: ProveConfig, result: Mapping[str, Any]) -> None:
     """Writes the result into the artifact's `measured["proof"]`, beside those of other dtypes."""
-    if config.choice.artifact is None:
-        raise LasdError("--record without --artifact: expected the artifact that the proof belongs to")
+    config.choice.check_record()
+    assert config.choice.artifact is not None
     before = load_artifact(config.choice.artifact).manifest.measured.get("proof", {})
     dtype = result["settings"]["environment"]["dtype"]
     update_artifact(config.choice.artifact, measured={"proof": {**before, dtype: proof_record(result)}})

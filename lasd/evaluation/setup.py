@@ -26,6 +26,11 @@ class ModelChoice:
     revision: str | None = None
     quantization: str | None = None
 
+    def check_record(self, record: bool = True) -> None:
+        """Raises a `LasdError` if results are to be recorded and there is no artifact for them."""
+        if record and self.artifact is None:
+            raise LasdError("--record without --artifact: expected the artifact that the results belong to")
+
     def load(self) -> tuple[TargetModel, Artifact | None]:
         """The loaded target, and the artifact (read first: it is quick). Loading a drafter checks that they fit."""
         artifact = None if self.artifact is None else load_artifact(self.artifact)

@@ -1,26 +1,26 @@
 """A thousand random prompts a family: not one of 64,000 greedy tokens differs from transformers' `generate`, in fp32.
 
-The reference is the stock model: prompts of one length in a batch, so nothing is padded. The engine decodes the prompts in
-random order in 50 slots, with a drafter that is right about two times in three, so that paths of every length are
+The reference is the stock model: prompts of one length in a batch, so nothing is padded. The engine decodes the prompts
+in random order in 50 slots, with a drafter that is right about two times in three, so that paths of every length are
 accepted and rejected, rows come and go, and every step is ragged.
 
-Where the two largest logits of the reference lie closer than NEAR_TIE, fp32 rounding may decide: `generate` itself gives
-another token there in another batch. Such prompts (they are counted) are compared up to the near tie, and replaced, so that
-a thousand are compared in full.
+Where the two largest logits of the reference lie closer than NEAR_TIE, fp32 rounding may decide: `generate` itself
+gives another token there in another batch. Such prompts (they are counted) are compared up to the near tie, and
+replaced, so that a thousand are compared in full.
 """
 
 from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.drafters_under_test import TREE, Scripted
-from tests.families import ALL_FAMILIES, tiny_model
 
 from lasd.decoding.decoder import Decoder
 from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import DraftTree
 from lasd.drafters.base import Budget, DraftContext
+from tests.drafters_under_test import TREE, Scripted
+from tests.families import ALL_FAMILIES, tiny_model
 
 PROMPTS, NEW_TOKENS, SLOTS = 1000, 64, 50
 LENGTHS = range(3, 23)

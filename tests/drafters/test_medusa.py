@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.families import tiny_model
 
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import TreeShape
 from lasd.drafters.base import Budget, DraftContext
 from lasd.drafters.medusa import MedusaDrafter, MedusaHeads
 from lasd.errors import LasdError
+from tests.families import tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The proof: equal answers count only if drafts were made, accepted and rejected; one difference in fp32 is enough to fail."""
+"""The proof: equal answers count only if drafts were made, accepted and rejected; one difference in fp32 is enough to
+fail."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -39,7 +39,8 @@ def near_and_far(target: TargetModel, before: list[int]) -> tuple[int, int, int]
 
 @pytest.fixture
 def tied(low: TargetModel, answer: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Two answers that part at a place where the model has a tie: the runner-up's output row is made the winner's own."""
+    """Two answers that part at a place where the model has a tie: the runner-up's output row is made the winner's
+    own."""
     before = answer[:6]
     first, second, _ = near_and_far(low, before)
     embedding = low.model.get_output_embeddings()
@@ -92,7 +93,8 @@ def test_plain_decoding_in_the_shape_of_verification_is_plain_decoding(target: T
 def test_a_draft_that_leaks_into_the_root_is_not_taken_for_rounding(
     low: TargetModel, tied: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mask that shows the root its own drafted children: plain decoding in that shape differs too, and yet it is a bug."""
+    """A mask that shows the root its own drafted children: plain decoding in that shape differs too, and yet it is a
+    bug."""
     forward = TargetModel.forward
 
     def leaking(self: TargetModel, rows: StepRows, cache: KVCache, *args: object, **kwargs: object) -> object:

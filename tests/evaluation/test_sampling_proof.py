@@ -13,7 +13,15 @@ from lasd.decoding.target import TargetModel
 from lasd.errors import LasdError
 from lasd.evaluation.prompts import Prompt
 from lasd.evaluation.proof_report import _sampling_lines
-from lasd.evaluation.sampling_proof import Law, SamplingProof, SamplingSettings, chi_square, judge, prove_sampling, sample
+from lasd.evaluation.sampling_proof import (
+    Law,
+    SamplingProof,
+    SamplingSettings,
+    chi_square,
+    judge,
+    prove_sampling,
+    sample,
+)
 from tests.drafters_under_test import TREE, Scripted
 from tests.families import tiny_model
 
