@@ -77,13 +77,16 @@ def _is_complete(folder: Path) -> bool:
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
-def claim_output(output: Path, run: dict[str, Any], free: frozenset[str]) -> None:
+def claim_output(
+    output: Path, run: dict[str, Any], free: frozenset[str], defaults: dict[str, Any] | None = None
+) -> None:
     """Makes the folder this run's own, or checks that it already is.
 
     Args:
         output: the run's folder.
         run: what identifies the run: the resolved configuration and the data's fingerprint.
         free: names of fields that may change between calls.
+        defaults: what a field means that the folder's run did not know yet.
 
     Raises:
         LasdError: the folder belongs to another run (each differing field is named), or holds something else.
@@ -91,7 +94,7 @@ def claim_output(output: Path, run: dict[str, Any], free: frozenset[str]) -> Non
     path = output / CONFIG_NAME
     if path.is_file():
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = (defaults or {}) | json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise LasdError(f"{path} is not readable as JSON ({error}): choose another output folder") from error
         names = sorted((before.keys() | run.keys()) - free)

@@ -104,7 +104,7 @@ class MedusaConfig:
             ("eval_new_tokens", self.eval_new_tokens >= 2, "2 or above"),
             ("save_steps", self.save_steps >= 0, "0 (a tenth of the run) or above"),
             ("save_total_limit", self.save_total_limit >= 2, "2 or above"),
-            ("draft_vocab", self.draft_vocab >= 0, "0 (the whole vocabulary) or above"),
+            ("draft_vocab", self.draft_vocab == 0 or self.draft_vocab >= 4, "0 (the whole vocabulary) or at least 4"),
             ("logging_steps", self.logging_steps >= 1, "1 or above"),
         )
         for name, fine, expected in checks:

@@ -46,11 +46,11 @@ def default_tree(num_heads: int) -> list[list[int]]:
 
 def copy_for_decoding(heads: MedusaHeads, target: TargetModel) -> MedusaHeads:
     """The heads as the decoder will run them: a copy in the target's dtype, on the device of its output embedding."""
-    with torch.no_grad():
-        tensors = {
-            name: value.detach().to(device=target.lm_head.weight.device, dtype=target.dtype, copy=True)
-            for name, value in heads.state_dict().items()
-        }
+    device = target.lm_head.weight.device
+    tensors = {
+        name: value.detach().to(device, target.dtype if value.is_floating_point() else value.dtype, copy=True)
+        for name, value in heads.state_dict().items()
+    }
     return MedusaHeads.from_tensors(tensors).eval().requires_grad_(False)
 
 
@@ -65,7 +65,8 @@ def token_ranks(heads: MedusaHeads, target: TargetModel, samples: Sequence[Sampl
 
     Returns:
         For each sample ranks_KP (int64, CPU): P supervised positions of head 1 in order, 0 = likeliest, equal logits
-        ranked by token id; `NO_TARGET` where head k has no target there.
+        ranked by token id; `NO_TARGET` where head k has no target there. Among the heads' `token_map` where they have
+        one; a token outside it ranks behind the whole vocabulary.
     """
     by_length = sorted(range(len(samples)), key=lambda i: samples[i].num_tokens)
     ranks: list[Tensor] = [torch.empty(0)] * len(samples)
@@ -93,6 +94,9 @@ def _batches(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
 def _ranks(heads: MedusaHeads, target: TargetModel, hidden_MD: Tensor, targets_KM: Tensor) -> Tensor:
     ranks_KM = torch.full_like(targets_KM, NO_TARGET)
     columns = torch.arange(target.vocab_size, device=targets_KM.device)
+    offered_V = torch.ones_like(columns, dtype=torch.bool)
+    if heads.token_map is not None:
+        offered_V = torch.zeros_like(offered_V).index_fill_(0, heads.token_map.to(columns.device), True)
     for start in range(0, hidden_MD.shape[0], _ROWS):
         rows = slice(start, start + _ROWS)
         for k in range(heads.num_heads):
@@ -100,7 +104,9 @@ def _ranks(heads: MedusaHeads, target: TargetModel, hidden_MD: Tensor, targets_K
             true_M1 = targets_KM[k, rows, None]
             value_M1 = logits_MV.gather(1, true_M1.clamp(min=0))
             ahead_MV = (logits_MV > value_M1) | ((logits_MV == value_M1) & (columns < true_M1))
-            ranks_KM[k, rows] = torch.where(true_M1[:, 0] == IGNORE, NO_TARGET, ahead_MV.sum(1))
+            ranks_M = (ahead_MV & offered_V).sum(1)
+            ranks_M = torch.where(offered_V[true_M1[:, 0].clamp(min=0)], ranks_M, target.vocab_size)
+            ranks_KM[k, rows] = torch.where(true_M1[:, 0] == IGNORE, NO_TARGET, ranks_M)
     return ranks_KM
 
 

@@ -71,7 +71,9 @@ def train_heads(config: MedusaConfig, command: Sequence[str]) -> None:
     fingerprint = data.fingerprint()
     with place.main_process_first(local=False):
         if place.process_index == 0:
-            checkpoints.claim_output(output, resolved(config) | {"data_fingerprint": fingerprint}, FREE_FIELDS)
+            checkpoints.claim_output(
+                output, resolved(config) | {"data_fingerprint": fingerprint}, FREE_FIELDS, resolved(MedusaConfig())
+            )
     if (output / "lasd.json").is_file():
         logger.info("%s is trained already: %s", output, load_artifact(output).manifest.measured.get("summary", ""))
         return

@@ -89,6 +89,12 @@ class TestClaimOutput:
         (tmp_path / "hidden").mkdir()
         claim_output(tmp_path, {"seed": 1}, self.free)
 
+    def test_a_run_from_before_a_field_existed_has_its_default(self, tmp_path):
+        claim_output(tmp_path, {"seed": 0}, self.free)
+        claim_output(tmp_path, {"seed": 0, "draft_vocab": 0}, self.free, {"seed": 9, "draft_vocab": 0})
+        with pytest.raises(LasdError, match="draft_vocab 0 there, 5 now"):
+            claim_output(tmp_path, {"seed": 0, "draft_vocab": 5}, self.free, {"seed": 9, "draft_vocab": 0})
+
     def test_a_folder_of_something_else_is_refused(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(LasdError, match="not empty and is not a training run"):

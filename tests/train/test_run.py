@@ -171,6 +171,16 @@ def test_own_projections_and_deeper_heads_train(model_dir, distilled_dir, tmp_pa
     assert {"blocks.0.weight", "blocks.1.weight", "projection_weight"} <= set(tensors)
 
 
+@pytest.mark.parametrize("draft_vocab", [4, 20])
+def test_few_tokens_are_predicted_as_they_are_measured(model_dir, distilled_dir, tmp_path, draft_vocab):
+    output = tmp_path / "few"
+    train_heads(config_of(model_dir, distilled_dir, output, draft_vocab=draft_vocab, epochs=1.0), COMMAND)
+    artifact = load_artifact(output)
+    assert artifact.tensors()["token_map"].shape == (draft_vocab,)
+    last = artifact.manifest.measured["held_out"]
+    assert last["tokens_per_step_chain"] == pytest.approx(last["predicted_tokens_per_step_chain"], abs=1e-3)
+
+
 class TestBadInput:
     def error(self, *arguments, **changes):
         with pytest.raises(LasdError) as caught:
