@@ -5,12 +5,11 @@ nearly tied. Whether that is what happened is measured, not assumed. Along the r
 made:
 
     stock    the user's model in transformers' own code, one pass over the whole text
-    shaped   plain decoding in the shape of verification: as many sequences and rows a pass as the one that decided,
-    but the
-             drafted rows hold unrelated tokens, are never accepted, and must change nothing
+    shaped   plain decoding in the shape of verification: as many sequences and rows a pass as the one that
+             decided, but the drafted rows hold unrelated tokens, are never accepted, and must change nothing
 
-A divergence is *rounding* if the two tokens' logits lie no further apart than the number of rows moves them here, and
-if other tokens in the drafted rows move nothing. Otherwise it is *unexplained*.
+A divergence is *rounding* if the two tokens' logits lie no further apart than the number of rows moves logits here, if
+that is no more than rounding can, and if other tokens in the drafted rows move nothing. Otherwise it is *unexplained*.
 
 Legend: B sequences, N rows of each, P tokens decided so far (the one that differs included), V vocabulary.
 """
@@ -35,7 +34,8 @@ UNEXPLAINED = "unexplained"
 TOP = 10
 """Logits whose change counts: the largest of each place. Those far below decide nothing."""
 MOST_ULPS = 32
-"""What rounding may move a logit by, in units of the dtype's spacing at the largest logit; more is no rounding."""
+"""What rounding may move a logit by, in units of the dtype's spacing at the largest logit. Random models in bf16 show 2
+where they are dense, and up to 20 where rounding changes which experts are chosen."""
 LEAK_ULPS = 4
 """What drafted rows may move the root's logits by: nothing, but for experts whose batches they change."""
 
@@ -93,8 +93,8 @@ def diagnose(
     noise = float((leading.values - shaped_PV.gather(-1, leading.indices)).abs().max())
     token_gap = float((stock_PV[-1, expected[position]] - stock_PV[-1, got[position]]).abs())
     ulp = torch.finfo(target.dtype).eps * float(leading.values.abs().max())
-    bound = min(max(2 * noise, ulp), MOST_ULPS * ulp)
-    explained = token_gap <= bound and leak <= LEAK_ULPS * ulp
+    bound = max(2 * noise, ulp)
+    explained = token_gap <= bound and noise <= MOST_ULPS * ulp and leak <= LEAK_ULPS * ulp
     picked = int(shaped_PV[-1].argmax())
     verdict = ROUNDING if explained else UNEXPLAINED
     differs = picked != expected[position]

@@ -109,6 +109,22 @@ def test_a_draft_that_leaks_into_the_root_is_not_taken_for_rounding(
     assert found.verdict == "unexplained"
 
 
+def test_a_shape_that_moves_logits_more_than_rounding_can_is_no_excuse(
+    low: TargetModel, tied: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows at wrong positions: what drafted rows hold changes nothing, the two tokens are tied, and yet it is a bug."""
+    forward = TargetModel.forward
+
+    def misplaced(self: TargetModel, rows: StepRows, cache: KVCache, *args: object, **kwargs: object) -> object:
+        if rows.block_mask_BNN is not None:
+            rows.positions_BN = rows.positions_BN + 40
+        return forward(self, rows, cache, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TargetModel, "forward", misplaced)
+    found = diagnose(low, PROMPT, *tied, 6, WIDE, len(PROMPT))
+    assert (found.verdict, found.leak) == ("unexplained", 0)
+
+
 def test_the_watched_drafter_knows_the_pass_of_each_token(target: TargetModel) -> None:
     params = SamplingParams(max_new_tokens=12, eos_token_ids=())
     plain = Decoder(target).generate([PROMPT], params)[0].tokens
