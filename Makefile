@@ -91,4 +91,5 @@ wheel: $(READY)
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
 check-gpu: $(READY)
-	$(BIN)/python tests/gpu/check_gpu.py
+	$(BIN)/python tests/gpu/check_gpu.py --output runs/check-gpu.json
+	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)

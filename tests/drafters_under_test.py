@@ -6,9 +6,11 @@ import torch
 
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import DraftTree, ScratchRows, TreeShape
+from lasd.devices import on_device, upload
 from lasd.drafters.base import Budget, DraftContext, Drafter, StepOutcome
 from lasd.drafters.medusa import MedusaDrafter, MedusaHeads
 
+CPU = torch.device("cpu")
 Answers = dict[tuple[int, ...], list[int]]
 """Prompt -> the tokens that plain decoding gives."""
 
@@ -17,8 +19,16 @@ class Scripted:
     """Drafts a fixed tree from known answers: its first path is the answer (or, when wrong, never is), other nodes are
     decoys."""
 
-    def __init__(self, answers: Answers, vocab: int, paths: Sequence[Sequence[int]], right: bool, scratch: int = 0):
-        self.answers, self.vocab, self.right, self.scratch = answers, vocab, right, scratch
+    def __init__(
+        self,
+        answers: Answers,
+        vocab: int,
+        paths: Sequence[Sequence[int]],
+        right: bool,
+        scratch: int = 0,
+        device: torch.device = CPU,
+    ):
+        self.answers, self.vocab, self.right, self.scratch, self.device = answers, vocab, right, scratch, device
         self.shape = TreeShape.from_paths(paths)
         self.max_nodes = self.shape.num_nodes + scratch
         self.started: list[int] = []
@@ -42,7 +52,7 @@ class Scripted:
             rank, true = shape.ranks[node], following[shape.depths[node] - 1]
             # rank 0 holds the answer when right; every other node holds a token that is neither it nor a sibling's
             tokens.append((true + rank + (0 if self.right else 1)) % self.vocab)
-        return DraftTree(shape, torch.tensor(tokens), self._scratch_rows(shape) if self.scratch else None)
+        return DraftTree(shape, on_device(tokens, self.device), self._scratch_rows(shape) if self.scratch else None)
 
     def _scratch_rows(self, shape: TreeShape) -> ScratchRows:
         """Rows with tokens and places of their own that see the root and one another: they must change nothing."""
@@ -50,7 +60,8 @@ class Scripted:
         sees = torch.zeros(count, shape.num_nodes + count, dtype=torch.bool)
         sees[:, 0] = True
         sees[:, shape.num_nodes :] = torch.ones(count, count).tril().bool()
-        return ScratchRows(torch.arange(3, 3 + count), torch.arange(1, 1 + count), sees)
+        parts = (torch.arange(3, 3 + count), torch.arange(1, 1 + count), sees)
+        return ScratchRows(*(upload(part, self.device) for part in parts))
 
 
 CHAIN = [(0,) * depth for depth in range(1, 5)]

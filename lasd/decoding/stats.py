@@ -88,7 +88,7 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._marks: list[Any] = []
         self._start = 0.0
 
@@ -102,7 +102,7 @@ class StepClock:
         """A boundary between two parts."""
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))
             self._marks.append(event)
         else:
             self._marks.append(time.perf_counter())

@@ -81,7 +81,8 @@ class Event:
     def __init__(self, enable_timing):
         assert enable_timing
 
-    def record(self):
+    def record(self, stream):
+        assert stream == "stream of cuda:1"
         self.place, Event.count = Event.count, Event.count + 1
 
     def elapsed_time(self, other):
@@ -92,6 +93,7 @@ class Event:
 
 def test_the_clock_of_a_gpu_asks_only_for_what_is_done(llama, answers, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     read = torch.Tensor.tolist
 
     def waits(tensor):
@@ -100,7 +102,7 @@ def test_the_clock_of_a_gpu_asks_only_for_what_is_done(llama, answers, monkeypat
 
     monkeypatch.setattr(torch.Tensor, "tolist", waits)
     decoder = Decoder(llama, DRAFTERS["medusa"](llama, answers), max_slots=3)
-    decoder._clock = StepClock(torch.device("cuda"))
+    decoder._clock = StepClock(torch.device("cuda:1"))
     for result in decoder.generate(PROMPTS, PARAMS["greedy"]):
         assert result.stats.verify_s > 0
 

@@ -44,8 +44,8 @@ def answers_of(target: TargetModel, own: list[int]) -> dict[str, list[int]]:
     known = {tuple(PROMPT): own}
     drafters = {
         "plain": None,
-        "right": Scripted(known, target.vocab_size, TREE, right=True),
-        "wrong": Scripted(known, target.vocab_size, TREE, right=False),
+        "right": Scripted(known, target.vocab_size, TREE, right=True, device=target.device),
+        "wrong": Scripted(known, target.vocab_size, TREE, right=False, device=target.device),
         "medusa": medusa(target, known),
     }
     return {name: Decoder(target, drafter).generate([PROMPT], GREEDY)[0].tokens for name, drafter in drafters.items()}

@@ -15,8 +15,7 @@ from lasd.decoding.decoder import Decoder
 from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.step_time import measure_step_time, synchronize
 from lasd.decoding.target import TargetModel
-from lasd.decoding.tree import DraftTree, TreeShape
-from lasd.devices import upload
+from lasd.decoding.tree import TreeShape
 from lasd.drafters.base import Drafter
 from lasd.drafters.medusa import MedusaDrafter, MedusaHeads
 from lasd.evaluation.step_cost import attention_cost, batch_cost
@@ -135,15 +134,9 @@ def random_model(shape: dict[str, int], device: torch.device, seed: int) -> Llam
     return model.float().eval()
 
 
-class ScriptedOn(Scripted):
-    """A scripted drafter whose tokens are on the target's device."""
-
-    def __init__(self, answers: Answers, target: TargetModel):
-        super().__init__(answers, target.vocab_size, TREE, right=True)
-        self.device = target.device
-
-    def propose(self, *args: Any) -> list[DraftTree]:
-        return [DraftTree(tree.shape, upload(tree.tokens_N, self.device)) for tree in super().propose(*args)]
+def always_right(target: TargetModel, answers: Answers) -> Drafter:
+    """A tree whose first path is the answer."""
+    return Scripted(answers, target.vocab_size, TREE, right=True, device=target.device)
 
 
 def random_heads(target: TargetModel, shape: TreeShape) -> Drafter:
@@ -171,7 +164,7 @@ def exactness(bench: Bench) -> Outcome:
     drafters = {
         "plain": None,
         "medusa tree, random heads": random_heads(target, TreeShape.from_dense([4, 2, 2])),
-        "always-right tree": ScriptedOn(answers, target),
+        "always-right tree": always_right(target, answers),
     }
     found: dict[str, Any] = {}
     for name, drafter in drafters.items():
@@ -294,7 +287,7 @@ def split_over_devices(bench: Bench) -> Outcome:
     places |= {f"model.layers.{i}": first if i < layers // 2 else second for i in range(layers)}
     target = TargetModel(dispatch_model(model, device_map=places, force_hooks=True), name="split llama")
     gaps = []
-    for drafter in (None, random_heads(target, TreeShape.from_dense([4, 2, 2])), ScriptedOn(answers, target)):
+    for drafter in (None, random_heads(target, TreeShape.from_dense([4, 2, 2])), always_right(target, answers)):
         params = SamplingParams(max_new_tokens=sizes.answer, eos_token_ids=())
         results = Decoder(target, drafter, max_slots=len(prompts)).generate(prompts, params)
         gaps += [parting_gap(target, p, answers, r.tokens) for p, r in zip(prompts, results, strict=True)]
