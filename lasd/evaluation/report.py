@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lasd.evaluation.metrics import PLAIN, REFERENCE
+from lasd.evaluation.quality import ENDED
 
 Item = TypeVar("Item")
 MIN_WIDTH = 132
@@ -122,20 +123,19 @@ def _category_table(methods: Mapping[str, Any], exact_expected: bool) -> Table:
 
 
 def _quality_table(methods: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
-    """Task quality beside speed: each metric with its interval, and its difference from plain decoding's."""
-    metrics = [name for name in methods[REFERENCE]["quality"] if name != "ended"]
+    """Task quality beside speed: each metric, and its difference from plain decoding's with the interval."""
+    metrics = [name for name in methods[REFERENCE]["quality"] if name != ENDED]
     headings = [heading for name in metrics for heading in (name, "against plain")]
     title = f"quality: {result['quality']}, mean of {result['num_prompts']} answers (95% interval)"
-    drawn = table(title, "method", "vs generate", *headings, "answers that ended")
+    drawn = table(title, "method", "vs generate", *headings, "ended")
     for name, values in methods.items():
-        cells = [_speedup(values, "speedup_vs_generate", result["exact_expected"])]
+        cells = [_speedup(values, "speedup_vs_generate", result["exact_expected"], interval=False)]
         for metric in metrics:
             found = values["quality"][metric]
-            low, high = found["interval95"]
-            cells.append(f"{found['mean']:.3f} ({low:.3f}-{high:.3f})")
             low, high = found["vs_plain_interval95"]
-            cells.append("-" if name == PLAIN else f"{found['vs_plain']:+.3f} ({low:+.3f} to {high:+.3f})")
-        drawn.add_row(escape(name), *cells, percent(values["quality"]["ended"]["mean"]))
+            difference = f"{found['vs_plain']:+.3f} ({low:+.3f} to {high:+.3f})"
+            cells += [number(found["mean"], 3), "-" if name == PLAIN else difference]
+        drawn.add_row(name, *cells, percent(values["quality"][ENDED]["mean"]))
     return drawn
 
 

@@ -1,12 +1,13 @@
 """A thousand random prompts a family: not one of 64,000 greedy tokens differs from transformers' `generate`, in fp32.
 
 The reference is the stock model: prompts of one length in a batch, so nothing is padded. The engine decodes the prompts
-in random order in 50 slots, with a drafter that is right about two times in three, so that paths of every length are
+in random order in 50 slots, with a drafter that is right three times in four, so that paths of every length are
 accepted and rejected, rows come and go, and every step is ragged.
 
 Where the two largest logits of the reference lie closer than NEAR_TIE, fp32 rounding may decide: `generate` itself
-gives another token there in another batch. Such prompts (they are counted) are compared up to the near tie, and
-replaced, so that a thousand are compared in full.
+gives another token there in another batch. A prompt with such a place is replaced, so that a thousand without one are
+equal in full. It is decoded too, and may leave the reference at such a place and nowhere else; those that do are
+printed with their gap.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from lasd.decoding.sampling import SamplingParams
 from lasd.decoding.target import TargetModel
 from lasd.decoding.tree import DraftTree
 from lasd.drafters.base import Budget, DraftContext
+from lasd.evaluation.metrics import first_difference
 from tests.drafters_under_test import TREE, Scripted
 from tests.families import ALL_FAMILIES, tiny_model
 
@@ -70,29 +72,25 @@ def test_not_one_token_differs(family: str, record_property) -> None:
     target = TargetModel(model)
     generator = torch.Generator().manual_seed(5)
     answers: dict[tuple[int, ...], list[int]] = {}
-    clear: dict[tuple[int, ...], int] = {}  # tokens before the first near tie
+    ties: dict[tuple[int, ...], dict[int, float]] = {}  # places whose decision rounding may swap, and their gaps
     for length in LENGTHS:
         prompts = torch.randint(3, target.vocab_size, (GROUP, length), generator=generator).tolist()
         for prompt, answer, gaps in zip(prompts, *reference(model, prompts), strict=True):
             answers[tuple(prompt)] = answer
-            clear[tuple(prompt)] = next((place for place, gap in enumerate(gaps) if gap < NEAR_TIE), NEW_TOKENS)
-    whole = [prompt for prompt in answers if clear[prompt] == NEW_TOKENS]
-    near_ties = [prompt for prompt in answers if clear[prompt] < NEW_TOKENS]
+            ties[tuple(prompt)] = {place: gap for place, gap in enumerate(gaps) if gap < NEAR_TIE}
+    whole, tied = [p for p in answers if not ties[p]], [p for p in answers if ties[p]]
     assert len(whole) >= PROMPTS, f"only {len(whole)} prompts without a near tie"
-    asked = [*whole[:PROMPTS], *near_ties]
+    asked = [*whole[:PROMPTS], *tied]
     asked = [asked[place] for place in torch.randperm(len(asked), generator=generator).tolist()]
 
     decoder = Decoder(target, PartlyRight(answers, target.vocab_size), max_slots=SLOTS)
     results = decoder.generate(asked, SamplingParams(max_new_tokens=NEW_TOKENS, eos_token_ids=()))
 
-    differing, behind_ties = [], 0
-    for prompt, result in zip(asked, results, strict=True):
-        assert len(result.tokens) == NEW_TOKENS
-        places = [i for i in range(NEW_TOKENS) if result.tokens[i] != answers[prompt][i]]
-        differing += [(prompt, places[0])] if places and places[0] < clear[prompt] else []
-        behind_ties += bool(places) and places[0] >= clear[prompt]
-    record_property("near_ties", f"{len(near_ties)} prompts, of which {behind_ties} differ from the tie on")
-    print(f"{family}: {PROMPTS} prompts whole, {len(near_ties)} up to a near tie ({behind_ties} differ from it on)")
-    assert differing == []
+    first = {p: first_difference(answers[p], result.tokens) for p, result in zip(asked, results, strict=True)}
+    differing = {prompt: place for prompt, place in first.items() if place is not None}
+    swapped = [ties[prompt][place] for prompt, place in differing.items() if place in ties[prompt]]
+    print(f"{family}: {PROMPTS} prompts and {len(tied)} with a near tie; ties that fell otherwise, by gap: {swapped}")
+    record_property("near_ties", {"prompts": len(tied), "gaps_of_swapped": swapped})
+    assert {prompt: place for prompt, place in differing.items() if place not in ties[prompt]} == {}
     accepted = [count for result in results for count in result.stats.accepted_per_step]
     assert min(accepted.count(count) for count in range(5)) > 100, "paths of every length must be tried"

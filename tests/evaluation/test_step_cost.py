@@ -22,6 +22,18 @@ def test_our_attention_is_compared_with_a_step_that_gives_the_same_logits(target
     assert result["speedup"] == result["ms"]["own_model"] / result["ms"]["ours"]
 
 
+def test_steps_behind_different_tokens_do_not_pass_as_the_same(target, monkeypatch):
+    fill = step_cost._fill
+
+    def fill_differently(target, context, ours, dynamic):
+        fill(target, context, ours, dynamic)
+        for keys in ours._keys:
+            keys.neg_()
+
+    monkeypatch.setattr(step_cost, "_fill", fill_differently)
+    assert attention_cost(target, rows=6, context=30, repeats=1)["largest_difference"] > 1e-2
+
+
 def test_the_own_model_starts_each_round_with_the_same_tokens(target, monkeypatch):
     seen = []
     forward = TargetModel.own_forward
